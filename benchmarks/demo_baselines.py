@@ -62,12 +62,12 @@ class Demo:
         self._folder = folder
         self._seed = seed
 
-    def grpo(self, run: str, model: Path, steps: int) -> Curve:
+    def grpo(self, run: str, model: Path, steps: int, *flags: str) -> Curve:
         """Train `run` to `steps` steps, or on from where it is; its evaluations."""
         self._agentrl(
             "launch", "grpo", run, *preset_flags(GRPO, 1, demo=True), "--model_name_or_path",
             str(model), "--mcp_manager_url", DEMO_TOOLS, "--max_steps", str(steps),
-            "--eval_steps", str(EVERY),
+            "--eval_steps", str(EVERY), *flags,
         )  # fmt: skip
         data = self._folder / "output" / run / "mongo"
         with EmbeddedMongod(data, self._folder / "mongod.log") as mongod:

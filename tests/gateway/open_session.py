@@ -26,6 +26,6 @@ async def opened(stage: Stage, **task: Any) -> AsyncIterator[Open]:
     async with stage.sampler("program", **task) as sampler:
         assert isinstance(sampler, ProgramSampler)
         gateway = sampler.resources.gateway
-        session = Session(sampler, gateway.keys.key_of(sampler.record.id))
+        session = Session(sampler, sampler.resources.agents, gateway.keys.key_of(sampler.record.id))
         async with gateway.session(session) as url:
             yield Open(url, session, sampler)

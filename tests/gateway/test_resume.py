@@ -28,7 +28,8 @@ async def after_a_crash(stage: Stage, there: Open) -> AsyncIterator[Open]:
     assert document is not None
     record = Record.from_mongo(document)
     sampler = ProgramSampler(there.sampler.claim, record, there.sampler.resources)
-    session = Session(sampler, there.session.key)
+    agents = there.sampler.resources.agents
+    session = Session(sampler, agents, there.session.key)
     session.resume((await records.turns([record.id]))[record.id])
     async with there.sampler.resources.gateway.session(session) as url:
         yield Open(url, session, sampler)

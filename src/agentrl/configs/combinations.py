@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from agentrl.configs.config import Config, RunConfig
 from agentrl.configs.flag import ConfigError, comma_separated
 from agentrl.configs.losses import loss_defaults
-from agentrl.configs.sampling import RewardConfig
+from agentrl.configs.sampling import AgentConfig, RewardConfig
 from agentrl.configs.training import LossConfig, OptimizerConfig
 from agentrl.configs.unused_flags import check_unused
 
@@ -28,6 +28,7 @@ def check_combinations(config: Config) -> None:
         _of_the_optimizer(config.optimizer),
         _of_sampling(config),
         _of_forks(config),
+        _of_agents(config.agent),
         _of_devices(config),
     ):
         for refused, reason in refusals:
@@ -69,6 +70,25 @@ def _of_sampling(config: Config) -> Refusals:
         f"--num_generations {sampling.num_generations}: an advantage compares the rollouts of one "
         "task, so there must be at least 2",
     )
+
+
+def _of_agents(agent: AgentConfig) -> Refusals:
+    given = {
+        "train_agents": agent.train_agents,
+        "agent_of_turn": agent.agent_of_turn,
+        "agent_models": agent.agent_models,
+    }
+    for flag, value in given.items():
+        yield (
+            value is not None and "program" not in (agent.agent_name, *_programs(agent)),
+            f"--{flag} {value}: tells the agents of a program apart, and has no effect without "
+            "--agent_name program; leave it out",
+        )
+
+
+def _programs(agent: AgentConfig) -> list[str]:
+    """The agent that tasks may name, if there is a program to run."""
+    return ["program"] if agent.agent_command or agent.agent_entry else []
 
 
 def _of_the_group(reward: RewardConfig) -> Refusals:

@@ -296,6 +296,34 @@ class AgentConfig:
         unset="none",
         belongs=FlagClass.DATA,
     )
+    train_agents: str | None = flag(
+        None,
+        "names of the agents of a program that are trained, separated by commas; turns of others "
+        "are sampled from the same weights and not trained",
+        unset="all",
+        kind="LIST",
+    )
+    agent_of_turn: str | None = flag(
+        None,
+        "function that names the agent of a program's request without the header x-agentrl-agent, "
+        "written as FILE.py:NAME; it takes the messages and the tools",
+        unset="a name that follows from system prompt and tools",
+    )
+    agent_models: str | None = flag(
+        None,
+        "agents of a program that other models answer, separated by commas, each with the URL of "
+        "an OpenAI-compatible API, as in critic=https://api.host/v1; a request names the model",
+        unset="none",
+        kind="LIST",
+    )
+    agent_models_key_env: str | None = flag(
+        None,
+        "name of the environment variable that holds the key of --agent_models",
+        unset="OPENAI_API_KEY, if it is set",
+        kind="NAME",
+        check=check_variable_name,
+        belongs=FlagClass.OWN,
+    )
     gateway_host: str = flag(
         "127.0.0.1",
         "address that the gateway listens on, where programs ask for tasks with the agent outside",

@@ -317,6 +317,7 @@ class Record(Document):
     versions: VersionRange | None = None
     replay: Replay | None = None
     fork: Fork | None = None
+    agent_rewards: dict[str, float] = Field(default_factory=dict)  # that a program reported
     final_answer: str | None = None
     stop_reason: StopReason | None = None
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
@@ -326,6 +327,7 @@ class Record(Document):
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
     stretches: list[Stretch] = Field(default_factory=list)  # of a group with forks: by turns
+    agent_advantages: dict[str, float] = Field(default_factory=dict)  # of `agent_rewards`
     left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None
@@ -383,10 +385,14 @@ class DispatchedSamplingTask(Document):
 
     Where a program or a user's agent asks, the messages of the prompt are the first `n_continued`
     of turn `continues` (those of its prompt, and then its reply), plus `messages`.
+
+    A turn of another model has texts and no tokens. It is of no segment.
     """
 
     record_id: str
     turn: int
+    agent: str | None = None  # which agent of a program
+    trained: bool = True  # whether its tokens may be trained; if not, they have mask 0
     status: TurnStatus = TurnStatus.COMPLETED
     segment: int
     parent: str | None = None  # in a segment's first turn: the turn whose tokens it shares

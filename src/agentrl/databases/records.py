@@ -13,7 +13,7 @@ works on many: a write then waits a moment for others (`batches.py`). Slots and 
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -75,7 +75,8 @@ class Settlement:
     """The new state of a Record when its group is finalised.
 
     `advantage`: None without a score. `left_out`: why it is abandoned. `error`: why it is
-    quarantined. `stretches`: advantages of its turns, in a group with forks.
+    quarantined. `stretches`: advantages of its turns, in a group with forks. `agent_advantages`: of
+    agents with rewards of their own.
     """
 
     status: RecordStatus
@@ -83,6 +84,7 @@ class Settlement:
     left_out: str | None
     error: str | None = None
     stretches: Sequence[Stretch] = ()
+    agent_advantages: Mapping[str, float] = field(default_factory=dict)
 
 
 class RecordLedger:

@@ -13,7 +13,10 @@ sampler process, or runs on another machine and asks a gateway for tasks:
     sessions.py            the conversations of one attempt, and its reward; how they go on
     session_keys.py        the keys of sessions
     server.py, http_json.py   the HTTP server of a process, and its sessions
+    agents_of_program.py   which agent asks, whether it is trained, who answers it
+    other_model.py         an agent that another model answers
     exchange.py            a request and its answer, without the form of an API
+    answering.py           answers while they are made
     openai_chat.py         /v1/chat/completions
     openai_responses.py    /v1/responses
     anthropic_messages.py  /v1/messages

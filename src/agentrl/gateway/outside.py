@@ -9,42 +9,60 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from agentrl.configs import ConfigError
+from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record
+from agentrl.gateway.agents_of_program import ProgramAgents, agents_of, check_agents
 from agentrl.gateway.desk import Desk
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.session_sampler import SessionSampler
 from agentrl.gateway.sessions import REWARD, Session
 from agentrl.rollout.agents import OUTSIDE
-from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
+from agentrl.rollout.agents.base import SamplerResources
 from agentrl.rollout.agents.recorded import RecordedAnswers
 from agentrl.rollout.scheduling.attempt import HandedBack, WentSilent
+
+
+@dataclass(frozen=True)
+class OutsideResources(SamplerResources):
+    """Resources of attempts from outside. `agents`: those of a program."""
+
+    agents: ProgramAgents
 
 
 class OutsideSampler(SessionSampler):
     """An attempt by a program on another machine."""
 
+    resources: OutsideResources
     desk: ClassVar[Desk | None] = None
     gateway: ClassVar[Gateway | None] = None
 
     @classmethod
     def at(cls, desk: Desk, gateway: Gateway) -> type[Self]:
         """A sampler class whose attempts meet their clients at this desk."""
-        nothing = vars(AsyncSampler)["extend_resources"]
-        here = {"desk": desk, "gateway": gateway, "extend_resources": nothing}
+        # Its own, so that its resources are opened in its name, and not in this class's.
+        own = vars(OutsideSampler)["extend_resources"]
+        here = {"desk": desk, "gateway": gateway, "extend_resources": own}
         return type(cls.__name__, (cls,), here)
 
     @classmethod
+    def check_flags(cls, config: Config) -> None:
+        """Raise `ConfigError` if the flags of agents cannot be used."""
+        check_agents(config)
+
+    @classmethod
     @asynccontextmanager
-    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[SamplerResources]:
-        """Raises `ConfigError`: this is no process with a desk."""
-        raise ConfigError(
-            f"--agent_name {OUTSIDE}: the attempts of such a run are made by programs that ask "
-            "`agentrl gateway` for tasks; start that, and no other sampler"
-        )
-        yield shared
+    async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[OutsideResources]:
+        """Open the models of other agents. Raises `ConfigError` in a process without a gateway."""
+        if cls.desk is None:
+            raise ConfigError(
+                f"--agent_name {OUTSIDE}: the attempts of such a run are made by programs that ask "
+                "`agentrl gateway` for tasks; start that, and no other sampler"
+            )
+        async with agents_of(shared.config) as agents:
+            yield OutsideResources(**vars(shared), agents=agents)
 
     async def _find_recorded(self) -> RecordedAnswers | None:
         """As always where the attempt begins. Where it goes on, its client asks what follows."""
@@ -61,7 +79,8 @@ class OutsideSampler(SessionSampler):
         """
         desk, gateway = self.desk, self.gateway
         assert desk is not None and gateway is not None, "checked when its resources were opened"
-        session = Session(self, gateway.keys.key_of(self.record.id))
+        key = gateway.keys.key_of(self.record.id)
+        session = Session(self, self.resources.agents, key)
         if self.claim.taken_over:
             records = self.resources.records
             turns = (await records.turns([self.record.id]))[self.record.id]

@@ -18,6 +18,7 @@ from functools import partial
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record, ToolResult
+from agentrl.gateway.agents_of_program import ProgramAgents, agents_of, check_agents
 from agentrl.gateway.command import run_command, words_of
 from agentrl.gateway.function import load_entry, run_function
 from agentrl.gateway.outcome import Outcome
@@ -33,10 +34,12 @@ Drive = Callable[[Session, str], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class ProgramResources(SamplerResources):
-    """Resources of programs. `drive`: runs the user's code for a session with its URL."""
+    """Resources of programs. `drive`: runs the user's code for a session with its URL. `agents`:
+    those of a program."""
 
     gateway: Gateway
     drive: Drive
+    agents: ProgramAgents
 
 
 class ProgramSampler(SessionSampler):
@@ -48,14 +51,23 @@ class ProgramSampler(SessionSampler):
     def check_flags(cls, config: Config) -> None:
         """Raise `ConfigError` if the code is not given or cannot be used."""
         _drive(config)
+        check_agents(config)
 
     @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[ProgramResources]:
-        """Start the gateway. Raises `ConfigError` if the code is not given or cannot be used."""
-        drive = _drive(shared.config)
-        async with Gateway(SessionKeys()).running() as gateway:
-            yield ProgramResources(**vars(shared), gateway=gateway, drive=drive)
+        """Start the gateway, and open the models of other agents.
+
+        Raises `ConfigError` if the code is not given or cannot be used.
+        """
+        config = shared.config
+        drive = _drive(config)
+        check_agents(config)
+        async with (
+            agents_of(config) as agents,
+            Gateway(SessionKeys()).running() as gateway,
+        ):
+            yield ProgramResources(**vars(shared), gateway=gateway, drive=drive, agents=agents)
 
     async def run(self) -> Record:
         """Run the code until it ends, or says that it is done.
@@ -63,7 +75,8 @@ class ProgramSampler(SessionSampler):
         Raises its error, and ValueError if it never asks the model.
         """
         gateway = self.resources.gateway
-        session = Session(self, gateway.keys.key_of(self.record.id))
+        key = gateway.keys.key_of(self.record.id)
+        session = Session(self, self.resources.agents, key)
         async with gateway.session(session) as url:
             outcome = await self.resources.drive(session, url)
         if outcome.output:
@@ -91,9 +104,10 @@ def _drive(config: Config) -> Drive:
         function = load_entry(entry)
         return partial(run_function, function)
     assert command is not None
-    words, key_variable = words_of(command), config.sampling.inference_api_key_env
+    words = words_of(command)
+    keys = (config.sampling.inference_api_key_env, config.agent.agent_models_key_env)
 
     async def run(session: Session, url: str) -> Outcome:
-        return await run_command(words, session, url, key_variable)
+        return await run_command(words, session, url, keys)
 
     return run

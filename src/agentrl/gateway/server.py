@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -22,7 +22,17 @@ from agentrl.databases.tasks import LeaseLost
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import text_of
 from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
-from agentrl.gateway.exchange import MODEL, BadRequest, ChatAnswer, ChatRequest, finite
+from agentrl.gateway.agents_of_program import HEADER, NAME_RULE, NamingError, is_name
+from agentrl.gateway.answering import Answering
+from agentrl.gateway.exchange import (
+    MODEL,
+    BadRequest,
+    ChatAnswer,
+    ChatRequest,
+    Event,
+    Events,
+    finite,
+)
 from agentrl.gateway.http_json import json_response, read_body
 from agentrl.gateway.session_keys import SessionKeys
 from agentrl.gateway.sessions import RunOver, Session, SessionOver
@@ -30,6 +40,7 @@ from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.recorded import Diverged
 from agentrl.rollout.chat.capabilities import TemplateRefusal
+from agentrl.rollout.llm.endpoint import ContextFull, EndpointRefused
 
 _LARGEST_BODY = 64 * 2**20
 _SHUTDOWN_S = 1.0  # for requests that are being answered
@@ -155,49 +166,47 @@ class Gateway:
     async def _chat(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
         asked = openai_chat.parse(body)
+        asking = _ask(session, asked, request, body)
+        name = openai_chat.name_of(asking.answering.number, session.id)
         options = body.get("stream_options") or {}
-        with_usage = bool(options.get("include_usage"))
-
-        def whole(answers: list[ChatAnswer]) -> dict[str, Any]:
-            return openai_chat.completion(asked, answers, session.id)
-
-        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
-            chunks = openai_chat.chunks(asked, answers, session.id, with_usage)
-            return ((None, chunk) for chunk in chunks)
-
-        return await _answer(session, asked, request, body, _Form(whole, events, openai_chat.error))
+        form = _Form(
+            lambda answers: openai_chat.completion(asked, answers, name),
+            openai_chat.Events(asked, name, with_usage=bool(options.get("include_usage"))),
+            openai_chat.error,
+        )
+        return await asking.answer(form)
 
     async def _responses(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
         previous, earlier = body.get("previous_response_id"), None
         if previous is not None:
-            turn = openai_responses.turn_of(str(previous), session.id)
-            earlier = None if turn is None else session.conversation(turn)
+            number = openai_responses.request_of(str(previous), session.id)
+            earlier = None if number is None else session.conversation(number)
             if earlier is None:
                 raise BadRequest(f"previous_response_id: no answer of this session is {previous!r}")
             if openai_responses.was_instructed(str(previous)):
                 earlier = earlier[1:]  # a continuation does not keep the instructions
         asked = openai_responses.parse(body, earlier or ())
-
-        def whole(answers: list[ChatAnswer]) -> dict[str, Any]:
-            return openai_responses.response(body, answers[0], session.id)
-
-        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
-            return openai_responses.events(body, answers[0], session.id)
-
-        return await _answer(session, asked, request, body, _Form(whole, events, openai_chat.error))
+        asking = _ask(session, asked, request, body)
+        name = openai_responses.name_of(body, asking.answering.number, session.id)
+        form = _Form(
+            lambda answers: openai_responses.response(body, answers[0], name),
+            openai_responses.Events(body, name),
+            openai_chat.error,
+        )
+        return await asking.answer(form)
 
     async def _messages(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
         asked = anthropic_messages.parse(body)
-
-        def whole(answers: list[ChatAnswer]) -> dict[str, Any]:
-            return anthropic_messages.message(asked, answers[0], session.id)
-
-        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
-            return anthropic_messages.events(asked, answers[0], session.id)
-
-        return await _answer(session, asked, request, body, _Form(whole, events, _anthropic_error))
+        asking = _ask(session, asked, request, body)
+        name = anthropic_messages.name_of(asking.answering.number, session.id)
+        form = _Form(
+            lambda answers: anthropic_messages.message(asked, answers[0], name),
+            anthropic_messages.Events(asked, name),
+            _anthropic_error,
+        )
+        return await asking.answer(form)
 
     async def _count_tokens(self, session: Session, request: web.Request) -> web.StreamResponse:
         asked = anthropic_messages.parse(await read_body(request))
@@ -228,8 +237,11 @@ class Gateway:
         reward = None
         if "reward" in told or not rewards:
             reward = finite(told.get("reward"), "reward")
-        explanation = told.get("explanation")
-        session.set_reward(reward, None if explanation is None else str(explanation), rewards)
+        explanation, agent = told.get("explanation"), told.get("agent")
+        if agent is not None and not (isinstance(agent, str) and is_name(agent)):
+            raise BadRequest(f"agent: {NAME_RULE}, got {agent!r:.40}")
+        session.set_reward(reward, None if explanation is None else str(explanation), agent)
+        session.add_rewards(rewards)
         if told.get("finished"):
             await session.finish(session.answer)
         else:
@@ -272,62 +284,80 @@ class _Form:
     """How an API writes an answer: as a whole, as events, and as an error."""
 
     whole: Callable[[list[ChatAnswer]], dict[str, Any]]
-    events: Callable[[list[ChatAnswer]], Iterable[tuple[str | None, str]]]
+    events: Events
     refusal: _Refusal
 
 
-async def _answer(
-    session: Session,
-    asked: ChatRequest,
-    request: web.Request,
-    body: Mapping[str, Any],
-    form: _Form,
-) -> web.StreamResponse:
-    """Answer a request, or give a repeated one the answer that it got before."""
-    sent = orjson.dumps([request.path.rpartition("/v1/")[2], body], option=orjson.OPT_SORT_KEYS)
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """A request that is being answered, or was. `digest`: equal for equal requests."""
+
+    session: Session
+    request: web.Request
+    digest: str
+    answering: Answering
+    streamed: bool
+
+    async def answer(self, form: _Form) -> web.StreamResponse:
+        """Answer the request, and note whether the answer has left."""
+        arrived = False
+        response: web.StreamResponse
+        try:
+            if self.streamed:
+                response = await _stream(self.request, self.answering, form)
+            else:
+                response = json_response(form.whole(await asyncio.shield(self.answering.made)))
+                await response.prepare(self.request)
+                await response.write_eof()
+            arrived = True
+            return response
+        finally:
+            self.session.delivered(self.digest, whole=arrived)
+
+
+def _ask(
+    session: Session, asked: ChatRequest, request: web.Request, body: Mapping[str, Any]
+) -> _Asking:
+    """Begin to answer a request, or find the answer that a repeated one got before."""
+    agent = session.agent_of(asked, request.headers.get(HEADER))
+    streamed = bool(body.get("stream"))
+    asked = replace(asked, agent=agent, streamed=streamed)
+    place = [request.path.rpartition("/v1/")[2], agent]
+    sent = orjson.dumps([*place, body], option=orjson.OPT_SORT_KEYS)
     repeated = request.headers.get(_RETRIES, "0") not in ("", "0")
     digest = hashlib.blake2b(sent, digest_size=16).hexdigest()
-    answers = asyncio.ensure_future(session.ask(asked, digest, repeated=repeated))
-    arrived = False
-    try:
-        if body.get("stream"):
-            response = await _stream(request, answers, form)
-        else:
-            response = json_response(form.whole(await answers))
-            await response.prepare(request)
-            await response.write_eof()
-        arrived = True
-        return response
-    finally:
-        session.delivered(digest, whole=arrived)
+    answering = session.ask(asked, digest, repeated=repeated)
+    return _Asking(session, request, digest, answering, streamed)
 
 
-async def _stream(
-    request: web.Request,
-    answers: "asyncio.Future[list[ChatAnswer]]",
-    form: _Form,
-) -> web.StreamResponse:
-    """Server-sent events. An answer leaves when its turn is stored, so a stream waits for it."""
-    done, _ = await asyncio.wait({answers}, timeout=_ALIVE_S)
-    if done:
-        answers.result()  # an error gets its status while no header has left
+async def _stream(request: web.Request, answering: Answering, form: _Form) -> web.StreamResponse:
+    """Server-sent events. What is said leaves as it is sampled; the end when the turn is stored."""
+    if not answering.begun:
+        await answering.news(_ALIVE_S)
+    if answering.made.done():
+        answering.made.result()  # an error gets its status while no header has left
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )
     await response.prepare(request)
-    while not done:
-        await response.write(b": the answer is not there yet\n\n")
-        done, _ = await asyncio.wait({answers}, timeout=_ALIVE_S)
+    while not answering.made.done():
+        sent = _lines(form.events.so_far(answering.said, answering.prompt_tokens))
+        await response.write(sent or b": the answer is not there yet\n\n")
+        await answering.news(_ALIVE_S)
     try:
-        said = list(form.events(answers.result()))
+        last = _lines(form.events.end(answering.made.result()))
     except Exception as error:
         _, kind, code, message = _described(error)
-        said = [("error", orjson.dumps(form.refusal(message, kind, code)).decode())]
-    for name, data in said:
-        line = f"event: {name}\n" if name else ""
-        await response.write(f"{line}data: {data}\n\n".encode())
+        last = _lines([("error", orjson.dumps(form.refusal(message, kind, code)).decode())])
+    await response.write(last)
     await response.write_eof()
     return response
+
+
+def _lines(events: Iterable[Event]) -> bytes:
+    return "".join(
+        f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n" for name, data in events
+    ).encode()
 
 
 def _described(error: Exception) -> tuple[int, str, str | None, str]:
@@ -341,17 +371,19 @@ def _described(error: Exception) -> tuple[int, str, str | None, str]:
         case LimitReached():
             code = "context_length_exceeded"
             return 400, "invalid_request_error", code, f"{error} (--{error.stop_reason.value})"
+        case Diverged():
+            return 400, "invalid_request_error", "diverged", str(error)
         case RunOver():
             message = "the run is finished: there are no more tasks"
             return 410, "invalid_request_error", "run_finished", message
-        case Diverged():
-            return 400, "invalid_request_error", "diverged", str(error)
         case SessionOver() | LeaseLost():
             return 410, "invalid_request_error", "session_over", str(error)
         case web.HTTPRequestEntityTooLarge():
             limit = _LARGEST_BODY // 2**20
             return 413, "invalid_request_error", None, f"the body is larger than {limit} MiB"
-        case BadRequest() | TemplateRefusal():
+        case ContextFull():
+            return 400, "invalid_request_error", "context_length_exceeded", str(error)
+        case BadRequest() | TemplateRefusal() | EndpointRefused() | NamingError():
             return 400, "invalid_request_error", None, str(error)
         case InferenceError() | InfrastructureFailure():
             return 503, "api_error", None, text_of(error)

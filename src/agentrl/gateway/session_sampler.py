@@ -17,6 +17,8 @@ class SessionSampler(AsyncSampler):
         `said`: what the program gave as its answer. `error`: what it ended with, which is raised
         unless a limit of the Record was its cause. Raises ValueError if it never asked the model.
         """
+        if session.fault is not None:
+            raise session.fault
         if session.limit is not None:  # whatever the code made of that
             self.record.stop_reason = session.limit
             return self.record
@@ -34,8 +36,13 @@ class SessionSampler(AsyncSampler):
         return self.record
 
     async def evaluate_record(self, record: Record) -> Record | float:
-        """The reward that the program reported, if it did, else the score of the task's scorer."""
-        reward = record.scores.get(REWARD)
+        """The reward that the program reported, if it did, else the score of the task's scorer.
+
+        If it reported rewards of agents only, it is their mean.
+        """
+        reward, of_agents = record.scores.get(REWARD), record.agent_rewards.values()
+        if reward is None and of_agents:
+            reward = sum(of_agents) / len(of_agents)
         if reward is None:
             return await super().evaluate_record(record)
         return record.model_copy(update={"score": reward})

@@ -8,10 +8,10 @@ session knows follows from its stored turns: after a crash it goes on from them.
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,19 +22,26 @@ from agentrl.databases.documents import (
     StopReason,
     ToolCall,
 )
-from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest, spoken_message
+from agentrl.gateway.agents_of_program import NamingError, ProgramAgents
+from agentrl.gateway.answering import Answering
+from agentrl.gateway.exchange import BadRequest, Call, ChatAnswer, ChatRequest, spoken_message
+from agentrl.gateway.other_model import answer_of, ask_other
+from agentrl.inference.generation_builder import OnTokens
+from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.llm import ChatModel, ChatReply
 from agentrl.rollout.agents.shown_answers import ShownAnswer, ShownAnswers, readable_calls
 from agentrl.rollout.agents.stored_turns import conversations_of
 from agentrl.rollout.chat import Message, ToolSchema
+from agentrl.rollout.chat.said import TurnReader
+from agentrl.rollout.llm.endpoint import ChatEndpoint
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 REWARD = "reward"  # key of the reported reward in its Record's `scores`
 _FINISHED = "program_finished"  # key in its Record's `meta_infos`: what `finish` was told
-
-
-log = logging.getLogger(__name__)
 
 
 class SessionOver(Exception):
@@ -45,42 +52,42 @@ class RunOver(Exception):
     """The run is finished: there are no more tasks."""
 
 
-class _Asked(NamedTuple):
-    """A request that is answered or was. `number`: its place in the session."""
-
-    number: int
-    answers: "asyncio.Task[list[ChatAnswer]]"
-
-
 class Session:
     """The conversations of one attempt.
 
     `id`: the Record's. `key`: what clients show. `last`: the latest answer of the model. `limit`:
     the limit of the Record that refused a request, if one did. `answer`: the final answer, if the
-    program gave one. `heard_at`: when the program last asked something (monotonic clock).
+    program gave one. `fault`: an error of the user's own code, which fails the attempt. `error`:
+    why the program failed, if it says so. `heard_at`: when it last asked something (monotonic).
     """
 
-    def __init__(self, sampler: AsyncSampler, key: str) -> None:
+    def __init__(self, sampler: AsyncSampler, agents: ProgramAgents, key: str) -> None:
         self.id = sampler.record.id
         self.key = key
         self.last: ChatAnswer | None = None
         self.limit: StopReason | None = None
         self.answer: str | None = None
-        self.error: str | None = None  # why the program failed, if it says so
-        self.finished = asyncio.Event()  # the program said that it is done
+        self.fault: NamingError | None = None
+        self.error: str | None = None
         self.heard_at = time.monotonic()
-        self._n_asking = 0
+        self.finished = asyncio.Event()  # the program said that it is done
         self._sampler = sampler
+        self._agents = agents
+        self._said_to_others: list[Message] = []  # to other models than the run's
         self._llm = ChatModel(sampler)
         self._shown = ShownAnswers()
-        self._conversations: dict[int, list[Message]] = {}  # by the turn that ends them
+        self._n_asking = 0
         self._n_asked = 0
-        self._asked: dict[str, _Asked] = {}  # by digest of the request
-        self._stored: dict[str, dict[int, ChatReply]] = {}  # by digest, and then by choice
+        self._turns: dict[int, int] = {}  # the first turn of each request
+        self._conversations: dict[int, list[Message]] = {}  # by the request that they end with
+        self._asked: dict[str, Answering] = {}  # by digest of the request
+        # By digest, and then by choice: answers that an earlier process has stored.
+        self._stored_answers: dict[str, dict[int, ChatReply | DispatchedSamplingTask]] = {}
+        self._numbers: dict[str, int] = {}  # of the requests of those
         self._undelivered: set[str] = set()  # digests of requests whose answer got lost
+        self._in_order = asyncio.Lock()  # turns are stored in the order of their numbers
         self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
         self._storing: set[asyncio.Task[Any]] = set()
-        self._in_order = asyncio.Lock()  # turns are stored in the order of their numbers
         self._over = False
 
     @contextmanager
@@ -125,60 +132,72 @@ class Session:
             self.finished.set()
         if not turns:
             return
-        for turn, messages, reply in zip(
-            turns, conversations_of(turns), self._llm.go_on_after(turns), strict=True
-        ):
-            request = turn.request
-            stopped_by = request.stopped_by if request else None
-            stop = (stopped_by,) if stopped_by else ()
-            answer = self._read(reply, ChatRequest([], tools, stop=stop))
-            self._remember(answer, reply, messages[:-1])
-            if request is None:
-                continue
-            if request.choice == 0:
-                self._stored[request.digest] = {}
-                self._undelivered.discard(request.digest)
-            self._stored.setdefault(request.digest, {})[request.choice] = reply
-            self._n_asked = max(self._n_asked, request.number + 1)
-            if not request.delivered:
-                self._undelivered.add(request.digest)
+        replies = iter(self._llm.go_on_after(turns))
+        for turn, messages in zip(turns, conversations_of(turns), strict=True):
+            known: ChatReply | DispatchedSamplingTask = turn
+            if turn.output_ids:
+                known = next(replies)
+                stop = turn.request.stopped_by if turn.request else None
+                asked = ChatRequest([], tools, stop=(stop,) if stop else ())
+                self._remember(self._read(known, asked), known, messages[:-1])
+            else:
+                self.last = answer_of(turn)
+                self._said_to_others += turn.messages
+            if turn.request is not None:
+                self._take_up(turn.request, turn.turn, known)
 
-    async def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> list[ChatAnswer]:
-        """The `n` answers to a request.
+    def _take_up(
+        self, request: ProgramRequest, turn: int, known: ChatReply | DispatchedSamplingTask
+    ) -> None:
+        """Know a request, and one of its answers, that an earlier process has stored."""
+        digest = request.digest
+        if self._numbers.get(digest) != request.number:  # the same again, asked anew
+            self._stored_answers[digest], self._numbers[digest] = {}, request.number
+            self._undelivered.discard(digest)
+        self._stored_answers[digest][request.choice] = known
+        self._turns.setdefault(request.number, turn)
+        self._n_asked = max(self._n_asked, request.number + 1)
+        if not request.delivered:
+            self._undelivered.add(digest)
+
+    def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> Answering:
+        """Begin to answer a request, or find the answers that are being made, or were.
 
         `digest`: equal for equal requests. `repeated`: the client says that it asked before; else a
         request is a repetition if the answer to an equal one got lost. A client that hangs up stops
-        nothing, because it may ask again. Raises `SessionOver`, `LimitReached`, `TemplateRefusal`,
-        and the errors of `AsyncSampler.ask`.
+        nothing, because it may ask again. Raises `SessionOver`; the answers raise `LimitReached`,
+        `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
         """
         self.check_open()
         repeated = repeated or digest in self._undelivered
         self._undelivered.discard(digest)
         earlier = self._asked.get(digest) if repeated else None
-        if earlier is None or _has_failed(earlier.answers):
-            known = self._stored.pop(digest, {}) if repeated else {}
-            number = self._n_asked
-            if known:
-                [number] = {_request_of(reply).number for reply in known.values()}
-                log.info("%s: request %d is answered from the ledger", self.id, number)
-            self._n_asked += not known
-            answers = asyncio.create_task(
-                self._answer(request, number, digest, known), name=f"answer in {self.id}"
-            )
-            answers.add_done_callback(self._answered)
-            self._answering.add(answers)
-            earlier = self._asked[digest] = _Asked(number, answers)
-        return await asyncio.shield(earlier.answers)
+        if earlier is not None and not _failed(earlier.made):
+            return earlier
+        known = self._stored_answers.pop(digest, {}) if repeated else {}
+        number = self._n_asked
+        if known:
+            number = self._numbers[digest]
+            log.info("%s: request %d is answered from the ledger", self.id, number)
+        self._n_asked += not known
+        answering = Answering(number, request.n)
+        work = self._answer(request, answering, digest, known)
+        task = asyncio.create_task(work, name=f"answer in {self.id}")
+        answering.started(task)
+        task.add_done_callback(self._answered)
+        self._answering.add(task)
+        self._asked[digest] = answering
+        return answering
 
     def delivered(self, digest: str, *, whole: bool) -> None:
         """The answer to a request has left for the client. `whole`: and arrived, as it seems."""
         asked = self._asked.get(digest)
-        if asked is None or not asked.answers.done() or _has_failed(asked.answers):
+        if asked is None or not asked.made.done() or _failed(asked.made):
             return
         if not whole:
             self._undelivered.add(digest)
             return
-        turns = [answer.turn for answer in asked.answers.result()]
+        turns = [answer.turn for answer in asked.made.result()]
         records = self._sampler.resources.records
         noting = asyncio.create_task(records.delivered(self.id, turns), name=f"note in {self.id}")
         self._storing.add(noting)
@@ -189,9 +208,22 @@ class Session:
         if self._over:
             raise SessionOver(f"the attempt {self.id} has ended")
 
-    def conversation(self, turn: int) -> list[Message] | None:
-        """The messages up to the answer of a turn, as the program knows them; None without it."""
-        return self._conversations.get(turn)
+    def conversation(self, request: int) -> list[Message] | None:
+        """The messages up to the answer to a request; None without it."""
+        return self._conversations.get(request)
+
+    def turn_of(self, request: int) -> int | None:
+        """The first turn that answers a request; None without one."""
+        return self._turns.get(request)
+
+    def agent_of(self, request: ChatRequest, header: str | None) -> str:
+        """The agent that asks. Raises `BadRequest`; and `NamingError`, which ends the attempt."""
+        try:
+            return self._agents.name(header, request)
+        except NamingError as error:
+            self.fault = error
+            self.finished.set()
+            raise
 
     def count_tokens(self, request: ChatRequest) -> int:
         """The number of tokens of the request's prompt."""
@@ -199,22 +231,25 @@ class Session:
         return len(self._sampler.resources.renderer.render_prompt(messages, request.tools))
 
     def set_reward(
-        self,
-        reward: float | None,
-        explanation: str | None = None,
-        rewards: Mapping[str, float] | None = None,
+        self, reward: float | None, explanation: str | None = None, agent: str | None = None
     ) -> None:
-        """Take the reward of the attempt; the last one counts. Raises `SessionOver`.
+        """Take the reward of the attempt, or of one agent; the last one counts.
 
-        `rewards`: further ones by name, of a turn or an agent, which are kept beside it.
+        Raises `SessionOver`.
         """
         self.check_open()
         record = self._sampler.record
-        record.scores.update(rewards or {})
-        if reward is not None:
+        if reward is not None and agent is None:
             record.scores[REWARD] = reward
+        elif reward is not None and agent is not None:
+            record.agent_rewards[agent] = reward
         if explanation:
-            record.explanations[REWARD] = explanation
+            record.explanations[REWARD if agent is None else f"{REWARD} of {agent}"] = explanation
+
+    def add_rewards(self, rewards: Mapping[str, float]) -> None:
+        """Keep further rewards by name, as of turns. Raises `SessionOver`."""
+        self.check_open()
+        self._sampler.record.scores.update(rewards)
 
     async def keep(self) -> None:
         """Store the rewards so far."""
@@ -244,16 +279,27 @@ class Session:
         await self._llm.finish()
 
     async def _answer(
-        self, request: ChatRequest, number: int, digest: str, known: Mapping[int, ChatReply]
+        self,
+        request: ChatRequest,
+        answering: Answering,
+        digest: str,
+        known: Mapping[int, ChatReply | DispatchedSamplingTask],
     ) -> list[ChatAnswer]:
         """`known`: answers that are stored, by their choice."""
-        messages = self._shown.read(request.messages).messages
+        other = self._agents.others.get(request.agent)
+        messages = list(request.messages)
+        if other is None:
+            messages = self._shown.read(request.messages).messages
 
-        async def one(choice: int) -> ChatAnswer:
-            if choice in known:
-                return self._read(known[choice], request)
-            asked = ProgramRequest(number=number, choice=choice, digest=digest)
-            return await self._one_answer(request, messages, asked)
+        async def one(index: int) -> ChatAnswer:
+            if (stored := known.get(index)) is not None:
+                if isinstance(stored, DispatchedSamplingTask):
+                    return answer_of(stored)
+                return self._read(stored, request)
+            asked = ProgramRequest(number=answering.number, choice=index, digest=digest)
+            if other is not None:
+                return await self._answer_of_other(request, other, asked)
+            return await self._one_answer(request, messages, answering, asked)
 
         try:
             return await asyncio.gather(*map(one, range(request.n)))
@@ -262,15 +308,57 @@ class Session:
             raise
 
     async def _one_answer(
-        self, request: ChatRequest, messages: Sequence[Message], asked: ProgramRequest
+        self,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        answering: Answering,
+        asked: ProgramRequest,
     ) -> ChatAnswer:
-        reply = await self._llm.chat(
-            messages, request.tools, request.max_new_tokens, stop=request.stop
-        )
-        # A turn of the record from here on: stored, also if the session ends now.
-        storing = asyncio.create_task(
-            self._keep(reply, request, messages, asked), name=f"turn of {self.id}"
-        )
+        def watch(prompt_ids: Sequence[int]) -> OnTokens:
+            answering.prompt_tokens = len(prompt_ids)
+            reader = self._reader(request, thinking=renderer.begins_thought(prompt_ids))
+            ends = renderer.stop_token_ids
+
+            def tell(ids: Sequence[int]) -> None:
+                made = ids[:-1] if ids[-1] in ends else ids
+                answering.tell(asked.choice, reader.so_far(renderer.codec.decode_so_far(made)))
+
+            return tell
+
+        renderer = self._sampler.resources.renderer
+        # One in a schema may begin anew at another service, and is not of the policy.
+        schema = request.json_schema
+        try:
+            reply = await self._llm.chat(
+                messages, request.tools, request.max_new_tokens, stop=request.stop,
+                agent=request.agent,
+                trained=schema is None and self._agents.is_trained(request.agent),
+                watch=watch if request.streamed and schema is None else None, json_schema=schema,
+            )  # fmt: skip
+        except RequestRejected as refusal:
+            if schema is None:
+                raise
+            raise BadRequest(f"an answer in a JSON schema: {refusal}") from None
+        return await self._stored(self._keep(reply, request, messages, asked))
+
+    async def _answer_of_other(
+        self, request: ChatRequest, other: ChatEndpoint, asked: ProgramRequest
+    ) -> ChatAnswer:
+        answer, turn = await ask_other(self._sampler, other, request, self._said_to_others)
+        self._said_to_others += turn.messages
+        self._conversations[asked.number] = [*request.messages, spoken_message(answer)]
+        self._turns.setdefault(asked.number, answer.turn)
+
+        async def store() -> None:
+            async with self._in_order:
+                await self._sampler.store_turn(turn.model_copy(update={"request": asked}))
+
+        await self._stored(store())
+        return answer
+
+    async def _stored(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what stores a turn of the record: also if the session ends now."""
+        storing = asyncio.create_task(work, name=f"turn of {self.id}")
         self._storing.add(storing)
         storing.add_done_callback(self._storing.discard)
         return await asyncio.shield(storing)
@@ -299,20 +387,24 @@ class Session:
         # Some clients put back the text that ended an answer.
         whole = {**shown, "content": answer.content + (answer.stopped_by or "")}
         self._shown.add(ShownAnswer(messages, shown, reply), whole)
-        self._conversations[answer.turn] = [*messages, shown]
+        request = reply.turn.request
+        if request is not None:
+            self._turns.setdefault(request.number, answer.turn)
+            self._conversations[request.number] = [*messages, shown]
         self.last = answer
 
     def _read(self, reply: ChatReply, request: ChatRequest) -> ChatAnswer:
         """The answer that the client gets."""
         renderer, made = self._sampler.resources.renderer, reply.turn.generated.generation
-        reading = renderer.read_turn(reply.text, tools=request.tools)
         number = reply.turn.generated.tokens.turn
         calls = tuple(
             Call(f"call_{number}_{place}", call.name, call.arguments)
             for place, call in enumerate(readable_calls(reply))
         )
         # Calls that cannot be read stay in the text.
-        content = renderer.said(reading.content if calls else reading.text[len(reading.lead) :])
+        reader = self._reader(request, thinking=reply.thinking)
+        said = reader.whole(reply.text, with_calls=bool(calls))
+        content = said.text
         stopped_by = None if calls else _first_of(request.stop, content)
         if stopped_by is not None:
             content = content[: content.index(stopped_by)]
@@ -323,7 +415,7 @@ class Session:
             tokens = list(zip(texts, logprobs.tolist(), strict=True))
         return ChatAnswer(
             content=content,
-            thought=reading.thought,
+            thought=said.thought,
             calls=calls,
             stopped_by=stopped_by,
             cut_off=reply.stop_reason is not None,
@@ -333,6 +425,12 @@ class Session:
             tokens=tokens,
             turn=number,
         )
+
+    def _reader(self, request: ChatRequest, *, thinking: bool) -> TurnReader:
+        renderer = self._sampler.resources.renderer
+        # A schema is that of all tokens, so that there is no thought before it.
+        thinking = thinking and request.json_schema is None
+        return TurnReader(renderer, request.tools, request.stop, thinking=thinking)
 
     def _noted(self, task: "asyncio.Task[Any]") -> None:
         self._storing.discard(task)
@@ -345,13 +443,8 @@ class Session:
             task.exception()  # the client may have hung up
 
 
-def _has_failed(answers: "asyncio.Task[list[ChatAnswer]]") -> bool:
-    return answers.done() and (answers.cancelled() or answers.exception() is not None)
-
-
-def _request_of(reply: ChatReply) -> ProgramRequest:
-    assert reply.turn.request is not None, "it was stored as an answer to a request"
-    return reply.turn.request
+def _failed(made: "asyncio.Task[Any]") -> bool:
+    return made.done() and (made.cancelled() or made.exception() is not None)
 
 
 def _first_of(stops: Sequence[str], text: str) -> str | None:

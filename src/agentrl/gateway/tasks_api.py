@@ -128,13 +128,17 @@ class TasksApi:
         whole: float | None = None
         for interaction, given in rewards.items():
             reward = finite(given, "reward")
-            turn = openai_chat.turn_of(interaction, session.id) if interaction else last.turn
-            if turn is None or turn > last.turn:
+            turn: int | None = last.turn
+            if interaction:
+                asked = openai_chat.request_of(interaction, session.id)
+                turn = None if asked is None else session.turn_of(asked)
+            if turn is None:
                 raise BadRequest(f"Interaction {interaction} not found in session {session.id}")
             of_turns[f"turn {turn}"] = reward
             if turn == last.turn:
                 whole = reward  # the last one is the attempt's
-        session.set_reward(whole, None, of_turns)
+        session.set_reward(whole)
+        session.add_rewards(of_turns)
         await session.keep()
         return json_response({"message": "success"})
 

@@ -149,10 +149,16 @@ def print_record(
         if turn.rewrite is not None:
             told = Rule(f"conversation rewritten: {turn.rewrite}", align="left", style="yellow")
             console.print(told)
-        status = "" if turn.status == TurnStatus.COMPLETED else f" · {turn.status}"
-        if turn.replayed is not None:
-            status += f" · replayed from {turn.replayed}"
-        console.print(Rule(f"assistant · turn {turn.turn}{status}", align="left", style="dim"))
+        parts = [
+            f"turn {turn.turn}",
+            "" if turn.status == TurnStatus.COMPLETED else turn.status,
+            turn.agent or "",
+            f"by {turn.service}" if turn.agent and not turn.output_ids else "",
+            "" if turn.trained else "not trained",
+            "" if turn.replayed is None else f"replayed from {turn.replayed}",
+        ]
+        head = " · ".join(["assistant", *filter(None, parts)])
+        console.print(Rule(head, align="left", style="dim"))
         console.print(Text(turn.output_text, "bold"))
         if turn.format_error:
             console.print(Text(f"not understood: {turn.format_error}", "red"))
@@ -177,6 +183,10 @@ def print_record(
         for scorer, score in record.scores.items():
             explanation = record.explanations.get(scorer, "")
             console.print(Text.assemble(f"  {scorer} {score}", (f"  {explanation}", "dim")))
+    for agent, reward in record.agent_rewards.items():
+        own = record.agent_advantages.get(agent)
+        said = f"  agent {agent} · reward {reward:g}"
+        console.print(Text(said + ("" if own is None else f" · advantage {own:+.3f}"), "dim"))
     if record.left_out:
         console.print(Text(f"  not trained: {record.left_out}", "dim"))
 

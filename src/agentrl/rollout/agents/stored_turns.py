@@ -1,12 +1,10 @@
 """Stored turns as what they were when they were made: generations, token context, conversations."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints
 from agentrl.databases.documents import DispatchedSamplingTask, StopReason
-from agentrl.inference.protocol import FinishReason, Generation
+from agentrl.rollout.agents.recorded import generation_of
 from agentrl.rollout.agents.turn import Turn
 from agentrl.rollout.chat import ChatRenderer, Message
 from agentrl.rollout.chat.tokens import TokenContext
@@ -15,7 +13,7 @@ from agentrl.rollout.groups.row_building import replay_turns
 
 @dataclass(frozen=True, slots=True)
 class RestoredTurns:
-    """The turns of a Record in order, and the token context after them."""
+    """The turns of a Record in order, without those of other models, and the token context."""
 
     context: TokenContext
     turns: list[Turn]
@@ -28,27 +26,13 @@ def restored_turns(
     context, tokens = replay_turns(stored)
     context.n_drifts = sum(turn.drift is not None for turn in stored)
     turns = []
-    for document, of_turn in zip(stored, tokens, strict=True):
-        made = generation_of(document)
+    own = [document for document in stored if document.output_ids]
+    for document, of_turn in zip(own, tokens, strict=True):
+        made = replace(generation_of(document), replayed=document.replayed)
         cut_off = StopReason.MAX_NEW_TOKENS if made.finish_reason == "length" else None
         text = renderer.split_turn(made.output_ids)[0]
         turns.append(Turn(made, text, cut_off, of_turn))
     return RestoredTurns(context, turns)
-
-
-def generation_of(turn: DispatchedSamplingTask) -> Generation:
-    """The answer of the service that a stored turn holds."""
-    return Generation(
-        output_ids=tuple(unpack_ints(turn.output_ids).tolist()),
-        output_logprobs=tuple(unpack_floats(turn.output_logprobs).tolist()),
-        finish_reason=cast(FinishReason, turn.finish_reason),
-        versions=tuple(turn.versions),
-        prompt_tokens=turn.prompt_len,
-        cached_tokens=turn.cached_tokens,
-        latency_s=turn.generate_latency_s,
-        service=turn.service,
-        replayed=turn.replayed,
-    )
 
 
 def conversations_of(turns: Sequence[DispatchedSamplingTask]) -> list[list[Message]]:

@@ -89,7 +89,9 @@ class Rescorer:
     async def _score(self, task: Task, scorer: str) -> tuple[list[Record], list[GroupScore] | None]:
         """The group's Records with new scores only, and the scores of group scorers."""
         judged = task.model_copy(update={"scorer": scorer})
-        unscored: dict[str, object] = {"score": None, "scores": {}, "explanations": {}}
+        unscored: dict[str, object] = {
+            "score": None, "scores": {}, "explanations": {}, "agent_rewards": {},
+        }  # fmt: skip
         stored = await self.records.scored(task)
         records = await asyncio.gather(
             *(self.scorers.score(judged, record.model_copy(update=unscored)) for record in stored)
