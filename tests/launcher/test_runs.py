@@ -108,6 +108,12 @@ def test_each_run_is_listed_with_its_state_by_what_is_in_its_folder(
     assert rows["killed"]["note"] == "killed; resumes from checkpoint-3"
     assert rows["half"]["note"] == "checkpoint-2 has no __1_0.distcp"
     assert "launch.json" in rows["garbled"]["note"]
+    assert (rows["more"]["step"], rows["more"]["max_steps"]) == (6, 8)
+    assert (rows["done"]["before"], rows["done"]["after"]) == (0.25, 0.75)
+    assert (rows["killed"]["before"], rows["killed"]["after"]) == (0.25, 0.5)
+    assert rows["done"]["bytes"] > 300_000 and rows["done"]["database"] == "embedded"
+    _, printed, _ = agentrl("runs")
+    assert "4/4" in printed and "0.25 → 0.75" in printed and "output/done" in printed
 
 
 def test_a_run_of_evaluations_has_no_steps_and_the_success_of_the_last_one(
@@ -128,12 +134,6 @@ def test_a_run_of_evaluations_has_no_steps_and_the_success_of_the_last_one(
     [line, note] = printed.splitlines()[1:]
     assert line.split()[:4] == ["eval", "finished", "-", "0.75"]
     assert note == "eval: 2 evaluations, the last: new/model on held.jsonl"
-    assert (rows["more"]["step"], rows["more"]["max_steps"]) == (6, 8)
-    assert (rows["done"]["before"], rows["done"]["after"]) == (0.25, 0.75)
-    assert (rows["killed"]["before"], rows["killed"]["after"]) == (0.25, 0.5)
-    assert rows["done"]["bytes"] > 300_000 and rows["done"]["database"] == "embedded"
-    _, printed, _ = agentrl("runs")
-    assert "4/4" in printed and "0.25 → 0.75" in printed and "output/done" in printed
 
 
 def test_a_supervised_run_is_finished_at_the_end_of_its_steps_or_epochs(agentrl: Command) -> None:
