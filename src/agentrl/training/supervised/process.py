@@ -263,7 +263,7 @@ class SupervisedTrainer:
         begun = 0 if self._checkpoint is None else read_state(self._checkpoint).step
         steps = range(begun + 1, self._total + 1)
         to_come = {row for step in steps for row in self._order.step(step, self._rows_per_step)}
-        wanted = {self._train: sorted(to_come)}
+        wanted: dict[FileRows, Sequence[int]] = {self._train: sorted(to_come)}
         if self._held_out is not None:
             wanted[self._held_out] = range(len(self._held_out))
         start = self._reference or self._config.model
