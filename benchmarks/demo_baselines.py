@@ -66,7 +66,7 @@ class Demo:
         self._folder = folder
         self._seed = seed
 
-    def grpo(self, run: str, model: Path, steps: int, flags: Sequence[str] = ()) -> Curve:
+    def grpo(self, run: str, model: Path, steps: int, *flags: str) -> Curve:
         """Train `run` to `steps` steps, or on from where it is; its evaluations."""
         self._agentrl(
             "launch", "grpo", run, *preset_flags(GRPO, 1, demo=True), "--model_name_or_path",
@@ -120,7 +120,7 @@ def measure(seed: int, data_steps: int, grpo_steps: int, folder: Path) -> dict[s
         starts[verb], found["trained"][verb] = demo.supervised(verb, "data", flags)
     found["curves"]["grpo"] = demo.grpo("data", START, until)
     for verb, after in (("sft", AFTER_SFT), ("dpo", ())):
-        curve = demo.grpo(f"from-{verb}", starts[verb], grpo_steps, after)
+        curve = demo.grpo(f"from-{verb}", starts[verb], grpo_steps, *after)
         # The steps that made its data were GRPO steps, too.
         found["curves"][verb] = [(data_steps + step, success) for step, success in curve]
     print(json.dumps(found["curves"]), file=sys.stderr, flush=True)

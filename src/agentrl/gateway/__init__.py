@@ -11,6 +11,7 @@ attempt, with the address of a session, and what it asks there is answered by th
     openai_chat.py         /v1/chat/completions
     openai_responses.py    /v1/responses
     anthropic_messages.py  /v1/messages
+    replaying.py           Records of programs once more, answered from the ledger
 
 Arrows point from here to `rollout`, and none back.
 """

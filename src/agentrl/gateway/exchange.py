@@ -25,7 +25,8 @@ class ChatRequest:
     """What a program asks.
 
     `stop`: texts that end the answer. `n`: number of answers. `max_new_tokens`: a limit beside
-    the run's. `logprobs`: whether the answers have their tokens.
+    the run's. `logprobs`: whether the answers have their tokens. `agent`: the program's agent that
+    asks (`agents_of_program.py`).
     """
 
     messages: Sequence[Message]
@@ -35,6 +36,7 @@ class ChatRequest:
     n: int = 1
     logprobs: bool = False
     model: str = MODEL
+    agent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -21,11 +22,14 @@ from aiohttp import ClientConnectionResetError, web
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import text_of
 from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
+from agentrl.gateway.agents_of_program import HEADER, NAME_RULE, NamingError, is_name
 from agentrl.gateway.exchange import MODEL, BadRequest, ChatAnswer, ChatRequest, spoken_message
 from agentrl.gateway.sessions import Session, SessionOver
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.agents.recorded import Diverged
 from agentrl.rollout.chat.capabilities import TemplateRefusal
+from agentrl.rollout.llm.endpoint import ContextFull, EndpointRefused
 
 _LARGEST_BODY = 64 * 2**20
 _ALIVE_S = 10.0  # between signs of life of a stream whose answer is not there yet
@@ -195,8 +199,11 @@ class Gateway:
             raise BadRequest(f"reward must be a number, got {reward!r:.40}")
         if not math.isfinite(reward):
             raise BadRequest(f"reward must be finite, got {reward}")
-        explanation = told.get("explanation")
-        session.set_reward(float(reward), None if explanation is None else str(explanation))
+        explanation, agent = told.get("explanation"), told.get("agent")
+        if agent is not None and not (isinstance(agent, str) and is_name(agent)):
+            raise BadRequest(f"agent: {NAME_RULE}, got {agent!r:.40}")
+        explained = None if explanation is None else str(explanation)
+        session.set_reward(float(reward), explained, agent)
         if told.get("finished"):
             session.finished.set()
         return _json({"session": session.id, "reward": reward})
@@ -225,7 +232,9 @@ def _ask(
     session: Session, asked: ChatRequest, request: web.Request, body: Mapping[str, Any]
 ) -> "asyncio.Future[list[ChatAnswer]]":
     """Begin to answer a request, or find the answer that a repeated one got before."""
-    sent = orjson.dumps([request.path.rpartition("/v1/")[2], body], option=orjson.OPT_SORT_KEYS)
+    asked = replace(asked, agent=session.agent_of(asked, request.headers.get(HEADER)))
+    place = [request.path.rpartition("/v1/")[2], asked.agent]
+    sent = orjson.dumps([*place, body], option=orjson.OPT_SORT_KEYS)
     repeated = request.headers.get(_RETRIES, "0") not in ("", "0")
     digest = hashlib.sha256(sent).hexdigest()
     return asyncio.ensure_future(session.ask(asked, digest, repeated=repeated))
@@ -272,12 +281,16 @@ def _described(error: Exception) -> tuple[int, str, str | None, str]:
         case LimitReached():
             code = "context_length_exceeded"
             return 400, "invalid_request_error", code, f"{error} (--{error.stop_reason.value})"
+        case Diverged():
+            return 400, "invalid_request_error", "diverged", str(error)
         case SessionOver():
             return 410, "invalid_request_error", "session_over", str(error)
         case web.HTTPRequestEntityTooLarge():
             limit = _LARGEST_BODY // 2**20
             return 413, "invalid_request_error", None, f"the body is larger than {limit} MiB"
-        case BadRequest() | TemplateRefusal():
+        case ContextFull():
+            return 400, "invalid_request_error", "context_length_exceeded", str(error)
+        case BadRequest() | TemplateRefusal() | EndpointRefused() | NamingError():
             return 400, "invalid_request_error", None, str(error)
         case InferenceError() | InfrastructureFailure():
             return 503, "api_error", None, text_of(error)

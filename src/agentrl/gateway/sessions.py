@@ -6,17 +6,22 @@ that a client repeats, because the answer was lost on the way, gets the same ans
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypeVar
 
 from agentrl.databases.documents import StopReason, ToolCall
+from agentrl.gateway.agents_of_program import NamingError, ProgramAgents
 from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest, spoken_message
+from agentrl.gateway.other_model import ask_other
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.llm import ChatModel, ChatReply
 from agentrl.rollout.agents.shown_answers import ShownAnswer, ShownAnswers, readable_calls
 from agentrl.rollout.chat import Message
+from agentrl.rollout.llm.endpoint import ChatEndpoint
+
+T = TypeVar("T")
 
 REWARD = "reward"  # key of the reported reward in its Record's `scores`
 
@@ -30,23 +35,26 @@ class Session:
 
     `id`: the Record's. `key`: what clients show. `last`: the latest answer of the model. `limit`:
     the limit of the Record that refused a request, if one did. `answer`: the final answer, if the
-    program gave one.
+    program gave one. `fault`: an error of the user's own code, which fails the attempt.
     """
 
-    def __init__(self, sampler: AsyncSampler) -> None:
+    def __init__(self, sampler: AsyncSampler, agents: ProgramAgents) -> None:
         self.id = sampler.record.id
         self.key = secrets.token_hex(16)
         self.last: ChatAnswer | None = None
         self.limit: StopReason | None = None
         self.answer: str | None = None
+        self.fault: NamingError | None = None
         self.finished = asyncio.Event()  # the program said that it is done
         self.conversations: dict[str, Sequence[Message]] = {}  # by id of the answer that ends them
         self._sampler = sampler
+        self._agents = agents
+        self._said_to_others: list[Message] = []  # to other models than the run's
         self._llm = ChatModel(sampler)
         self._shown = ShownAnswers()
         self._asked: dict[str, asyncio.Task[list[ChatAnswer]]] = {}  # by digest of the request
         self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
-        self._storing: set[asyncio.Task[ChatAnswer]] = set()
+        self._storing: set[asyncio.Task[Any]] = set()
         self._over = False
 
     @property
@@ -75,18 +83,36 @@ class Session:
             self._asked[digest] = earlier
         return await asyncio.shield(earlier)
 
+    def agent_of(self, request: ChatRequest, header: str | None) -> str:
+        """The agent that asks. Raises `BadRequest`; and `NamingError`, which ends the attempt."""
+        try:
+            return self._agents.name(header, request)
+        except NamingError as error:
+            self.fault = error
+            self.finished.set()
+            raise
+
     def count_tokens(self, request: ChatRequest) -> int:
         """The number of tokens of the request's prompt."""
         messages = self._shown.read(request.messages).messages
         return len(self._sampler.resources.renderer.render_prompt(messages, request.tools))
 
-    def set_reward(self, reward: float, explanation: str | None = None) -> None:
-        """Take the reward of the attempt; the last one counts. Raises `SessionOver`."""
+    def set_reward(
+        self, reward: float, explanation: str | None = None, agent: str | None = None
+    ) -> None:
+        """Take the reward of the attempt, or of one agent; the last one counts.
+
+        Raises `SessionOver`.
+        """
         if self._over:
             raise SessionOver(f"the attempt {self.id} has ended")
-        self._sampler.record.scores[REWARD] = reward
+        record = self._sampler.record
+        if agent is None:
+            record.scores[REWARD] = reward
+        else:
+            record.agent_rewards[agent] = reward
         if explanation:
-            self._sampler.record.explanations[REWARD] = explanation
+            record.explanations[REWARD if agent is None else f"{REWARD} of {agent}"] = explanation
 
     async def close(self) -> None:
         """End the session: answers that are being stored are stored, others are not made."""
@@ -98,8 +124,12 @@ class Session:
         await self._llm.finish()
 
     async def _answer(self, request: ChatRequest) -> list[ChatAnswer]:
-        messages = self._shown.read(request.messages).messages
-        answers = [self._one_answer(request, messages) for _ in range(request.n)]
+        other = self._agents.others.get(request.agent)
+        if other is not None:
+            answers = [self._answer_of_other(request, other) for _ in range(request.n)]
+        else:
+            messages = self._shown.read(request.messages).messages
+            answers = [self._one_answer(request, messages) for _ in range(request.n)]
         try:
             return await asyncio.gather(*answers)
         except LimitReached as reached:
@@ -108,12 +138,20 @@ class Session:
 
     async def _one_answer(self, request: ChatRequest, messages: Sequence[Message]) -> ChatAnswer:
         reply = await self._llm.chat(
-            messages, request.tools, request.max_new_tokens, stop=request.stop
-        )
-        # A turn of the record from here on: stored, also if the session ends now.
-        storing = asyncio.create_task(
-            self._keep(reply, request, messages), name=f"turn of {self.id}"
-        )
+            messages, request.tools, request.max_new_tokens, stop=request.stop,
+            agent=request.agent, trained=self._agents.is_trained(request.agent),
+        )  # fmt: skip
+        return await self._stored(self._keep(reply, request, messages))
+
+    async def _answer_of_other(self, request: ChatRequest, other: ChatEndpoint) -> ChatAnswer:
+        answer, turn = await ask_other(self._sampler, other, request, self._said_to_others)
+        self._said_to_others += turn.messages
+        await self._stored(self._sampler.store_turn(turn))
+        return answer
+
+    async def _stored(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do what stores a turn of the record: also if the session ends now."""
+        storing = asyncio.create_task(work, name=f"turn of {self.id}")
         self._storing.add(storing)
         storing.add_done_callback(self._storing.discard)
         return await asyncio.shield(storing)

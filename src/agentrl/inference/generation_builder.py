@@ -108,4 +108,5 @@ class GenerationBuilder:
             cached_tokens=self.cached_tokens,
             latency_s=latency_s,
             service=service,
+            params=self.request.sampling_params,
         )

@@ -155,6 +155,8 @@ class Generation:
     service: URL of the service that made the output, or its last piece
     cached_tokens: how many of the `prompt_tokens` were in the cache
     latency_s: seconds from the request to the end
+    params: the request's sampling parameters, if they are known
+    replayed: id of the stored turn that it was read from; None if it was sampled
 
     An aborted generation keeps the tokens so far. Columns are tuples of Python numbers, immutable
     and accepted by tokenizers, chat templates and stored documents. Raises ValueError if their
@@ -188,6 +190,8 @@ class Generation:
     cached_tokens: int
     latency_s: float
     service: str
+    params: SamplingParams | None = None
+    replayed: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.output_logprobs):

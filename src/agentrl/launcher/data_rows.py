@@ -20,14 +20,12 @@ from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
     Task,
-    TurnStatus,
 )
 from agentrl.launcher.group_pair import best_and_worst
 from agentrl.rollout.chat import ChatRenderer, Message, ToolSchema
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.demonstrations.of_record import Told, conversations
-from agentrl.rollout.groups.group_rules import turn_advantages
-from agentrl.rollout.groups.row_building import replay
+from agentrl.rollout.groups.row_building import advantages_of, replay
 
 Fields = dict[str, Any]
 
@@ -188,11 +186,13 @@ def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
     """Mask and advantages of each turn's tokens: the training row's, else as it would have them."""
     sizes = [len(unpack_ints(turn.output_ids)) for turn in stored.turns]
     if stored.row is None:
-        statuses = [TurnStatus(turn.status) for turn in stored.turns]
-        of_turns = turn_advantages(stored.record.advantage or 0.0, statuses)
+        of_turns = advantages_of(stored.record, stored.turns, stored.record.advantage or 0.0)
         return [
-            {"mask": np.ones(size, np.uint8), "advantages": np.full(size, value, np.float32)}
-            for size, value in zip(sizes, of_turns, strict=True)
+            {
+                "mask": np.full(size, turn.trained, np.uint8),
+                "advantages": np.full(size, value, np.float32),
+            }
+            for turn, size, value in zip(stored.turns, sizes, of_turns, strict=True)
         ]
     # The tree of the same turns, with each generated token's number in their order.
     ends = np.cumsum(sizes)

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -353,6 +354,7 @@ class Trainer:
             len(outages),
         )  # fmt: skip
         metrics.write(line)
+        self._background.run(self._coordinator.keep_metrics(step, asdict(line)))
         logger.info(
             "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",
             step, total, line.reward_mean, line.loss, line.grad_norm, line.step_seconds,

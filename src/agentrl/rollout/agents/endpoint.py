@@ -231,30 +231,11 @@ class EndpointSampler(ToolSampler):
             repeated=repeated,
             failed=any(call.is_error for call in calls),
         )
-        thought = f"<think>{turn.reasoning}</think>" if turn.reasoning else ""
-        document = DispatchedSamplingTask(
-            id=turn_id(self.record.id, number),
-            record_id=self.record.id,
-            turn=number,
-            status=status,
-            segment=0,
-            service=self.resources.endpoint.model.base_url,
-            messages=list(asked),
-            prompt_delta_ids=b"",
-            prompt_len=turn.prompt_tokens,
-            output_ids=b"",
-            output_logprobs=b"",
-            output_text=f"{thought}{turn.content}",
-            tool_calls=list(calls),
-            format_error=fault,
-            finish_reason=turn.finish_reason,
-            versions=[],
-            cached_tokens=turn.cached_tokens,
-            generate_latency_s=turn.latency_s,
-            tools_latency_s=tools_latency_s,
-            created_at=datetime.now(UTC),
+        document = text_turn(
+            self.record.id, number, turn, self.resources.endpoint.model.base_url, asked, calls
         )
-        await self.store_turn(document)
+        told = {"status": status, "format_error": fault, "tools_latency_s": tools_latency_s}
+        await self.store_turn(document.model_copy(update=told))
 
     def _limit(self) -> StopReason | None:
         return self.limits.reached(self.record.n_turns, self._n_tokens)
@@ -268,6 +249,40 @@ class EndpointSampler(ToolSampler):
     def _schema(self) -> str | None:
         task = self.claim.task
         return math_schema(task) if issubclass(self._kind, MathSampler) else self.answer_schema
+
+
+def text_turn(
+    record_id: str,
+    number: int,
+    turn: EndpointTurn,
+    service: str,
+    messages: Sequence[Message],
+    calls: Sequence[ToolCall],
+) -> DispatchedSamplingTask:
+    """Turn `number` of a Record as it is stored: with texts and without tokens.
+
+    `messages`: added before it. `calls`: those that it makes.
+    """
+    thought = f"<think>{turn.reasoning}</think>" if turn.reasoning else ""
+    return DispatchedSamplingTask(
+        id=turn_id(record_id, number),
+        record_id=record_id,
+        turn=number,
+        segment=0,
+        service=service,
+        messages=list(messages),
+        prompt_delta_ids=b"",
+        prompt_len=turn.prompt_tokens,
+        output_ids=b"",
+        output_logprobs=b"",
+        output_text=f"{thought}{turn.content}",
+        tool_calls=list(calls),
+        finish_reason=turn.finish_reason,
+        versions=[],
+        cached_tokens=turn.cached_tokens,
+        generate_latency_s=turn.latency_s,
+        created_at=datetime.now(UTC),
+    )
 
 
 def _penalties(config: Config) -> dict[str, float]:

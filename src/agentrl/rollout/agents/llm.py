@@ -6,7 +6,7 @@
 If messages continue an earlier call (its messages, its reply, then tool or user messages), they
 extend its tokens. Other messages begin a segment: a new conversation, or an earlier one with
 changes. Unchanged replies in it keep their sampled ids. Calls may run concurrently. Every reply is
-a turn of the record and is trained.
+a turn of the record.
 """
 
 import time
@@ -42,6 +42,8 @@ class OpenTurn:
     rewrite: Rewrite | None
     calls: list[ToolCall] = field(default_factory=list)
     tools_latency_s: float = 0.0
+    agent: str | None = None
+    trained: bool = True
     generated_at: float = field(default_factory=time.monotonic)
 
     def add_call(self, call: ToolCall) -> None:
@@ -111,13 +113,17 @@ class ChatModel:
         tools: Sequence[ToolSchema] = (),
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
+        *,
+        agent: str | None = None,
+        trained: bool = True,
     ) -> ChatReply:
         """Generate a reply to these messages.
 
         `messages`: OpenAI's format, with role and content. `tools`: schemas in the prompt; without
         any, replies are not parsed for calls. `stop`: texts that end a reply, which has the first
-        of them at its end. Raises `LimitReached` at the record's limits, and
-        `TemplateRefusal` if the chat template rejects the messages.
+        of them at its end. `agent`, `trained`: as in `AsyncSampler.write_turn`. Raises
+        `LimitReached` at the record's limits, and `TemplateRefusal` if the chat template rejects
+        the messages.
         """
         schemas, sampler = tuple(tools), self._sampler
         messages = deepcopy(messages)  # the agent may change its own
@@ -143,7 +149,7 @@ class ChatModel:
         if schemas and generated.stop_reason is None:
             parsed = sampler.resources.renderer.parse_calls(generated.text, schemas)
         fault = format_error(parsed.calls, schemas)
-        turn = OpenTurn(generated, prompt.added, fault, rewrite)
+        turn = OpenTurn(generated, prompt.added, fault, rewrite, agent=agent, trained=trained)
         message: Message = {"role": "assistant", "content": generated.text}
         ids = [*prompt.ids, *answer.output_ids]
         self._threads.append(
@@ -234,4 +240,6 @@ class ChatModel:
                 format_error=turn.format_error,
                 tools_latency_s=turn.tools_latency_s,
                 rewrite=turn.rewrite,
+                agent=turn.agent,
+                trained=turn.trained,
             )

@@ -1,4 +1,4 @@
-"""A chat model behind an OpenAI-compatible API, as the policy of an evaluation.
+"""A chat model behind an OpenAI-compatible API: for an evaluation, or an agent of a program.
 
 A request that is not answered, or is refused for now (429 and 5xx), is repeated with growing
 pauses. The API renders and samples by itself, so that there are no tokens to store.
@@ -102,12 +102,20 @@ class ChatEndpoint:
         await self._client.close()
 
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int | None,
+        *,
+        model: str | None = None,
+        stop: Sequence[str] = (),
     ) -> EndpointTurn:
         """The model's next turn.
 
-        Raises `EndpointUnreachable` after `patience_s` seconds without an answer, or at once if our
-        key or the model's name is refused; `ContextFull`; `EndpointRefused`.
+        `max_tokens`: None: as many as the API allows. `model`: another one behind the same API.
+        `stop`: texts that end the answer. Raises `EndpointUnreachable` after `patience_s` seconds
+        without an answer, or at once if our key or the model's name is refused; `ContextFull`;
+        `EndpointRefused`.
         """
         from openai import APIStatusError, OpenAIError
 
@@ -115,7 +123,8 @@ class ChatEndpoint:
         while True:
             asked = time.monotonic()
             try:
-                return _turn(await self._ask(messages, tools, max_tokens), time.monotonic() - asked)
+                answer = await self._ask(messages, tools, max_tokens, model, stop)
+                return _turn(answer, time.monotonic() - asked)
             except APIStatusError as error:
                 if not _is_for_now(error):
                     if self._takes_other_limit(error):
@@ -150,14 +159,23 @@ class ChatEndpoint:
         return f"the endpoint {self.model.base_url}"
 
     async def _ask(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int | None,
+        model: str | None,
+        stop: Sequence[str],
     ) -> "ChatCompletion":
         assert self._client is not None, "the endpoint is not open"
-        body: dict[str, Any] = {**self._params, self._limit_name: max_tokens}
+        body: dict[str, Any] = {**self._params}
+        if max_tokens is not None:
+            body[self._limit_name] = max_tokens
         if tools:
             body["tools"] = list(tools)
+        if stop:
+            body["stop"] = list(stop)
         completion: ChatCompletion = await self._client.chat.completions.create(
-            model=self.model.model,
+            model=model or self.model.model,
             messages=cast(Any, messages),
             extra_body=self._extra or None,
             **body,
