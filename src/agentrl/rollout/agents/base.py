@@ -9,9 +9,9 @@ retries are the scheduler's (`scheduling/scheduler.py`).
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -43,6 +43,7 @@ from agentrl.rollout.agents.recorded import (
     Diverged,
     ForkedAnswers,
     RecordedAnswers,
+    RecordedTurn,
     asked_with,
     recorded_turns,
 )
@@ -421,9 +422,10 @@ class AsyncSampler(ABC):
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", prompt_ids, params)
         self._n_asked += 1
-        recorded = self._recorded(prompt_ids, params)
-        if recorded is not None:
-            return recorded, self._cut_by(recorded, limit)
+        recorded = self.take_recorded(prompt_ids, asked_with(params))
+        if recorded is not None and recorded.generation is not None:
+            answer = replace(recorded.generation, params=params)
+            return answer, self._cut_by(answer, limit)
         pool = self.resources.pool
         try:
             generation = await pool.generate(request, record_id=self.record.id, on_tokens=on_tokens)
@@ -445,8 +447,11 @@ class AsyncSampler(ABC):
             )
         return generation, self._cut_by(generation, limit)
 
-    def _recorded(self, prompt_ids: Ids, params: SamplingParams) -> Generation | None:
-        """The recorded answer to a request, if there is one. Notes the first one without."""
+    def take_recorded(self, prompt_ids: Ids, params: Mapping[str, Any]) -> RecordedTurn | None:
+        """The recorded turn of a request, if there is one. Notes the first request without.
+
+        Of a request to another model `prompt_ids` is empty.
+        """
         if self.recorded is None:
             return None
         try:
@@ -506,9 +511,7 @@ class AsyncSampler(ABC):
     def add_turn(self, generation: Generation, stop_reason: StopReason | None) -> Turn:
         """Append an answer to its prompt, as a turn of the record."""
         if generation.replayed is not None:
-            replay = self.record.replay = self.record.replay or Replay()
-            replay.turns += 1
-            replay.tokens += len(generation.output_ids)
+            self.count_replayed(len(generation.output_ids))
         tokens = self.context.add_turn(
             generation.output_ids, generation.output_logprobs, generation.versions
         )
@@ -517,6 +520,12 @@ class AsyncSampler(ABC):
         self.record.versions = self.context.versions
         text = self.resources.renderer.split_turn(generation.output_ids)[0]
         return Turn(generation, text, stop_reason, tokens)
+
+    def count_replayed(self, tokens: int) -> None:
+        """Count a turn of so many tokens that was not sampled."""
+        replay = self.record.replay = self.record.replay or Replay()
+        replay.turns += 1
+        replay.tokens += tokens
 
     async def write_turn(
         self,
