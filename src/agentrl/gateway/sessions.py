@@ -1,7 +1,8 @@
 """A session: what the program of one attempt asks the model, and the reward that it reports.
 
-Every answer is a turn of the attempt's Record, which is stored before the answer leaves. A request
-that a client repeats, because the answer was lost on the way, gets the same answer again.
+Every answer is a turn of the attempt's Record, which is stored before the answer ends: only the
+words of a stream leave before. A request that a client repeats, because the answer was lost on the
+way, gets the same answer again.
 """
 
 import asyncio
