@@ -19,6 +19,7 @@ from agentrl.configs import ConfigError
 from agentrl.databases.documents import DispatchedSamplingTask, Record
 from agentrl.launcher.show import print_record
 from agentrl.rollout.agents import load_agents
+from agentrl.rollout.agents.recorded import RecordedAnswers, recorded_turns
 from agentrl.rollout.groups.row_building import NothingToTrain, build_row
 
 NAMING = Path(__file__).with_name("naming.py")
@@ -151,6 +152,14 @@ async def test_another_model_answers_an_agent_and_the_others_tokens_stay_exact(
             assert await plan(there) == LINES
             await there.session.close()
             record = there.sampler.record.model_copy(update={"score": 1.0})
+        # A later attempt that asks the same gets what was said, from the critic as well.
+        async with opened(stage) as again:
+            again.sampler.recorded = RecordedAnswers([recorded_turns(await stage.turns(record))])
+            assert await plan(again) == LINES
+            await again.session.close()
+            replayed = again.sampler.record
+        assert [turn.replayed for turn in await stage.turns(replayed)] == record.turns
+        assert replayed.replay is not None and replayed.replay.turns == 3
     assert api.keys == ["Bearer secret"] * 2 and api.requests[1]["messages"][0] == CRITIC
     turns = await stage.turns(record)
     assert record.n_turns == 3 and record.turns == [turn.id for turn in turns]

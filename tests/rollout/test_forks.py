@@ -21,7 +21,7 @@ from agentrl.policy_version import VersionSpan
 from agentrl.rollout.groups.fork_choice import fork_turns
 from agentrl.rollout.groups.fork_values import fork_advantages
 from agentrl.rollout.groups.group_rules import apply_group_rules
-from agentrl.rollout.groups.row_building import TooLong, build_row
+from agentrl.rollout.groups.row_building import NothingToTrain, build_row
 
 
 def record(name: str, score: float, parent: str | None = None, turn: int = 0) -> Record:
@@ -136,6 +136,8 @@ def test_where_a_rollout_is_forked() -> None:
     assert fork_turns(turns, "every", 2) == [1, 3]
     assert fork_turns(turns, "after_tool_error", 9) == [3]
     assert fork_turns(turns_of(-1.0, failed=0), "after_tool_error", 9) == []
+    turns[2].trained = turns[4].trained = False  # as of another agent of a program
+    assert fork_turns(turns, "entropy", 2) == fork_turns(turns, "every", 2) == [1, 3]
     for at in ("entropy", "every"):
         assert fork_turns(turns_of(-1.0), at, 3) == []  # the first turn is no fork
 
@@ -177,7 +179,7 @@ def test_a_fork_s_row_trains_its_own_turns_and_a_forked_rollout_s_by_stretches()
     # Only its own tokens make it old.
     assert (row.policy_versions, row.n_train_tokens) == ([2], 2)
     assert row.tree["advantages"][-2:].tolist() == [-0.5, -0.5]
-    with pytest.raises(TooLong):
+    with pytest.raises(NothingToTrain, match="within 7 tokens"):
         build_row(fork, line(3), -0.5, 1.0, 0, longest=7)
 
 

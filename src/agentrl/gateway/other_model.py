@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Any
+
+import orjson
 
 from agentrl.databases.documents import DispatchedSamplingTask, Rewrite, ToolCall
 from agentrl.failures import InfrastructureFailure
 from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest
 from agentrl.rollout.agents.base import AsyncSampler
-from agentrl.rollout.agents.endpoint import text_turn
+from agentrl.rollout.agents.endpoint import endpoint_turn, text_turn
 from agentrl.rollout.chat import Message
 from agentrl.rollout.llm.endpoint import ChatEndpoint, EndpointTurn
 from agentrl.rollout.tool_calls import ParsedCall
@@ -26,17 +29,13 @@ async def ask_other(
     and the errors of `ChatEndpoint.complete`.
     """
     sampler.limits.room(sampler.context.n_turns, 0)
-    try:
-        made = await endpoint.complete(
-            [_sent(message) for message in request.messages],
-            request.tools,
-            request.max_new_tokens,
-            model=request.model or None,
-            stop=request.stop,
-        )
-    except InfrastructureFailure as outage:
-        sampler.meet_outage(outage)
-        raise
+    params = {"request": _digest(request)}
+    recorded = sampler.take_recorded((), params)
+    if recorded is not None:
+        made = endpoint_turn(recorded.stored)
+        sampler.count_replayed(0)
+    else:
+        made = await _complete(sampler, endpoint, request)
     number = sampler.context.pass_turn()
     sampler.record.n_turns = sampler.context.n_turns
     answer = _answer(made, number)
@@ -45,10 +44,37 @@ async def ask_other(
     service = endpoint.model.base_url
     turn = text_turn(sampler.record.id, number, made, service, added, calls)
     told: dict[str, Any] = {
-        "segment": _NO_SEGMENT, "agent": request.agent, "trained": False,
+        "segment": _NO_SEGMENT, "agent": request.agent, "trained": False, "params": params,
+        "replayed": recorded.stored.id if recorded is not None else None,
         "rewrite": Rewrite.AGENT if number else None,
     }  # fmt: skip
     return answer, turn.model_copy(update=told)
+
+
+async def _complete(
+    sampler: AsyncSampler, endpoint: ChatEndpoint, request: ChatRequest
+) -> EndpointTurn:
+    try:
+        return await endpoint.complete(
+            [_sent(message) for message in request.messages],
+            request.tools,
+            request.max_new_tokens,
+            model=request.model or None,
+            stop=request.stop,
+            json_schema=request.json_schema,
+        )
+    except InfrastructureFailure as outage:
+        sampler.meet_outage(outage)
+        raise
+
+
+def _digest(request: ChatRequest) -> str:
+    """Equal for requests that the other model would answer alike."""
+    asked = [
+        request.agent, request.model, list(request.messages), list(request.tools),
+        request.max_new_tokens, request.stop,
+    ]  # fmt: skip
+    return blake2b(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
 
 def _answer(made: EndpointTurn, number: int) -> ChatAnswer:

@@ -30,12 +30,10 @@ from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import error_line
 from agentrl.gateway.program import ProgramResources, ProgramSampler
 from agentrl.gateway.sessions import REWARD
-from agentrl.inference.protocol import Generation, SamplingParams
 from agentrl.rollout.agents.recorded import (
     Diverged,
     RecordedAnswers,
     RecordedTurn,
-    asked_with,
     recorded_turns,
 )
 from agentrl.rollout.contained import contained
@@ -101,9 +99,9 @@ class _Source(RecordedAnswers):
     def __init__(self, turns: list[RecordedTurn], live: bool) -> None:
         super().__init__([turns])
         self.live = live
-        self.missed: tuple[Ids, SamplingParams, RecordedTurn | None] | None = None
+        self.missed: tuple[Ids, Mapping[str, Any], RecordedTurn | None] | None = None
 
-    def take(self, prompt_ids: Ids, params: SamplingParams) -> Generation | None:
+    def take(self, prompt_ids: Ids, params: Mapping[str, Any]) -> RecordedTurn | None:
         answer = super().take(prompt_ids, params)
         if answer is not None:
             return answer
@@ -177,7 +175,7 @@ class Replayer:
             return None
         prompt, params, nearest = source.missed
         decode = self.resources.renderer.codec.decode
-        asked = Divergence(None, decode(np.asarray(prompt).tolist()), asked_with(params))
+        asked = Divergence(None, decode(np.asarray(prompt).tolist()), params)
         if nearest is None:
             return asked
         recorded = decode(nearest.prompt.tolist())

@@ -9,9 +9,9 @@ retries are the scheduler's (`scheduling/scheduler.py`).
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, ClassVar, cast
@@ -34,6 +34,7 @@ from agentrl.databases.growing_tree import Ids
 from agentrl.databases.records import RecordLedger, turn_id
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
+from agentrl.inference.generation_builder import OnTokens
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, Generation, PromptTooLong, SamplingParams
 from agentrl.rollout.agents.answers import INSTRUCTIONS
@@ -42,6 +43,7 @@ from agentrl.rollout.agents.recorded import (
     Diverged,
     ForkedAnswers,
     RecordedAnswers,
+    RecordedTurn,
     asked_with,
     recorded_turns,
 )
@@ -393,16 +395,19 @@ class AsyncSampler(ABC):
         left: int,
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
+        on_tokens: OnTokens | None = None,
+        json_schema: str | None = None,
     ) -> tuple[Generation, StopReason | None]:
         """Generate from a prompt. No turn is added, so calls may run concurrently.
 
         A request that equals a recorded one (`recorded`) gets that answer, and no service is asked.
         `left`: tokens that the context has room for. `max_new_tokens`: a further limit besides
-        `--max_new_tokens`. `stop`: texts that end the answer. Returns the answer and the limit that
-        truncated it, if any. Raises `LimitReached` if the service's context leaves no room for an
-        answer, `InferenceError` if no service answers, and RuntimeError if the answer is empty or
-        continues after a stop token.
-        After an outage, every call raises it again.
+        `--max_new_tokens`. `stop`: texts that end the answer. `on_tokens`: called with all its ids
+        so far, as they come. `json_schema`: of the answer, whose logprobs are then not those of the
+        policy. Returns the answer and the limit that truncated it, if any. Raises `LimitReached` if
+        the service's context leaves no room for an answer, `InferenceError` if no service answers,
+        and RuntimeError if the answer is empty or continues after a stop token. After an outage,
+        every call raises it again.
         """
         if self.outage is not None:
             await asyncio.sleep(0)  # lets an agent that retries in a loop be cancelled
@@ -413,15 +418,17 @@ class AsyncSampler(ABC):
             max_new_tokens=limit.max_new_tokens,
             stop_token_ids=self.resources.renderer.stop_token_ids,
             stop=tuple(stop),
+            json_schema=json_schema,
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", prompt_ids, params)
         self._n_asked += 1
-        recorded = self._recorded(prompt_ids, params)
-        if recorded is not None:
-            return recorded, self._cut_by(recorded, limit)
+        recorded = self.take_recorded(prompt_ids, asked_with(params))
+        if recorded is not None and recorded.generation is not None:
+            answer = replace(recorded.generation, params=params)
+            return answer, self._cut_by(answer, limit)
         pool = self.resources.pool
         try:
-            generation = await pool.generate(request, record_id=self.record.id)
+            generation = await pool.generate(request, record_id=self.record.id, on_tokens=on_tokens)
         except PromptTooLong as error:
             raise LimitReached(StopReason.MAX_PROMPT_TOKENS) from error
         except InfrastructureFailure as outage:
@@ -440,8 +447,11 @@ class AsyncSampler(ABC):
             )
         return generation, self._cut_by(generation, limit)
 
-    def _recorded(self, prompt_ids: Ids, params: SamplingParams) -> Generation | None:
-        """The recorded answer to a request, if there is one. Notes the first one without."""
+    def take_recorded(self, prompt_ids: Ids, params: Mapping[str, Any]) -> RecordedTurn | None:
+        """The recorded turn of a request, if there is one. Notes the first request without.
+
+        Of a request to another model `prompt_ids` is empty.
+        """
         if self.recorded is None:
             return None
         try:
@@ -501,9 +511,7 @@ class AsyncSampler(ABC):
     def add_turn(self, generation: Generation, stop_reason: StopReason | None) -> Turn:
         """Append an answer to its prompt, as a turn of the record."""
         if generation.replayed is not None:
-            replay = self.record.replay = self.record.replay or Replay()
-            replay.turns += 1
-            replay.tokens += len(generation.output_ids)
+            self.count_replayed(len(generation.output_ids))
         tokens = self.context.add_turn(
             generation.output_ids, generation.output_logprobs, generation.versions
         )
@@ -512,6 +520,12 @@ class AsyncSampler(ABC):
         self.record.versions = self.context.versions
         text = self.resources.renderer.split_turn(generation.output_ids)[0]
         return Turn(generation, text, stop_reason, tokens)
+
+    def count_replayed(self, tokens: int) -> None:
+        """Count a turn of so many tokens that was not sampled."""
+        replay = self.record.replay = self.record.replay or Replay()
+        replay.turns += 1
+        replay.tokens += tokens
 
     async def write_turn(
         self,

@@ -37,7 +37,7 @@ from agentrl.rollout.agents.single_turn import SingleTurnSampler
 from agentrl.rollout.agents.tool_sampler import MCPResources, ToolSampler
 from agentrl.rollout.agents.turn_status import format_error, turn_status
 from agentrl.rollout.chat import ChatRenderer, Message
-from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull, EndpointTurn
+from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull, EndpointCall, EndpointTurn
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls import Call, MalformedCall
@@ -282,6 +282,24 @@ def text_turn(
         cached_tokens=turn.cached_tokens,
         generate_latency_s=turn.latency_s,
         created_at=datetime.now(UTC),
+    )
+
+
+def endpoint_turn(turn: DispatchedSamplingTask) -> EndpointTurn:
+    """The answer of an API that a turn of `text_turn` holds."""
+    thought, closed, content = turn.output_text.removeprefix("<think>").partition("</think>")
+    thinks = turn.output_text.startswith("<think>") and bool(closed)
+    return EndpointTurn(
+        content=content if thinks else turn.output_text,
+        reasoning=thought if thinks else "",
+        calls=tuple(
+            EndpointCall("", call.name, json.dumps(call.arguments)) for call in turn.tool_calls
+        ),
+        finish_reason=turn.finish_reason,
+        prompt_tokens=turn.prompt_len,
+        completion_tokens=0,
+        cached_tokens=turn.cached_tokens,
+        latency_s=turn.generate_latency_s,
     )
 
 

@@ -12,7 +12,7 @@ gets the same tokens, with the logprobs and policy versions with which they were
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any, cast
 
@@ -28,22 +28,31 @@ from agentrl.inference.protocol import FinishReason, Generation, SamplingParams
 from agentrl.rollout.groups.row_building import replay
 
 _Request = tuple[bytes, bytes]  # digest of the prompt, and the sampling parameters
+_NO_PROMPT = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedTurn:
-    """A stored turn as its request and the answer to it, with the tool calls that followed.
+    """A stored turn as its request and the answer to it.
 
-    `prompt`: ids [n]. `params`: as `asked_with` gives them; None for turns of earlier versions of
-    the program, which did not store them.
+    `stored`: its document. `prompt`: ids [n], none in a turn of another model, which has no
+    `generation` either. `params`: of the request, as `asked_with` gives them or as whoever asked
+    the other model stored them; None for turns of earlier versions of the program, which did not.
     """
 
-    id: str
-    number: int
+    stored: DispatchedSamplingTask
     prompt: NDArray[np.int32]
-    params: Mapping[str, Any] | None
-    generation: Generation
-    calls: tuple[ToolCall, ...]
+    generation: Generation | None
+
+    @property
+    def number(self) -> int:
+        """Its place in its Record."""
+        return self.stored.turn
+
+    @property
+    def params(self) -> Mapping[str, Any] | None:
+        """What shaped the answer beside the prompt."""
+        return self.stored.params
 
 
 class Diverged(Exception):
@@ -70,26 +79,26 @@ def recorded_turns(turns: Sequence[DispatchedSamplingTask]) -> list[RecordedTurn
     context = replay(stored)
     lines = [context.line(segment)["ids"] for segment in range(len(context.segments))]
     return [
-        RecordedTurn(
-            id=turn.id,
-            number=turn.turn,
-            prompt=lines[turn.segment][: turn.prompt_len],
-            params=turn.params,
-            generation=Generation(
-                output_ids=tuple(unpack_ints(turn.output_ids).tolist()),
-                output_logprobs=tuple(unpack_floats(turn.output_logprobs).tolist()),
-                finish_reason=cast(FinishReason, turn.finish_reason),
-                versions=tuple(turn.versions),
-                prompt_tokens=turn.prompt_len,
-                cached_tokens=turn.cached_tokens,
-                latency_s=turn.generate_latency_s,
-                service=turn.service,
-                replayed=turn.id,
-            ),
-            calls=tuple(turn.tool_calls),
-        )
+        RecordedTurn(turn, lines[turn.segment][: turn.prompt_len], generation_of(turn))
+        if turn.output_ids
+        else RecordedTurn(turn, _NO_PROMPT, None)
         for turn in stored
     ]
+
+
+def generation_of(turn: DispatchedSamplingTask) -> Generation:
+    """The answer of a service that a stored turn holds."""
+    return Generation(
+        output_ids=tuple(unpack_ints(turn.output_ids).tolist()),
+        output_logprobs=tuple(unpack_floats(turn.output_logprobs).tolist()),
+        finish_reason=cast(FinishReason, turn.finish_reason),
+        versions=tuple(turn.versions),
+        prompt_tokens=turn.prompt_len,
+        cached_tokens=turn.cached_tokens,
+        latency_s=turn.generate_latency_s,
+        service=turn.service,
+        replayed=turn.id,
+    )
 
 
 @dataclass(eq=False, slots=True)
@@ -106,7 +115,7 @@ class RecordedAnswers:
 
     def __post_init__(self) -> None:
         for turns in self.attempts:
-            self._turns.update({turn.id: turn for turn in turns})
+            self._turns.update({turn.stored.id: turn for turn in turns})
             of_attempt: dict[_Request, list[RecordedTurn]] = {}
             for turn in turns:
                 if turn.params is not None:
@@ -116,14 +125,14 @@ class RecordedAnswers:
                 known = self._answers.setdefault(request, deque())
                 known.extend(answers[len(known) :])
 
-    def take(self, prompt_ids: Ids, params: SamplingParams) -> Generation | None:
-        """The recorded answer to a request; None if there is none, or it was given already."""
-        answers = self._answers.get(_request(prompt_ids, asked_with(params)))
-        return replace(answers.popleft().generation, params=params) if answers else None
+    def take(self, prompt_ids: Ids, params: Mapping[str, Any]) -> RecordedTurn | None:
+        """The recorded turn of a request; None if there is none, or it was given already."""
+        answers = self._answers.get(_request(prompt_ids, params))
+        return answers.popleft() if answers else None
 
     def calls(self, turn: str) -> tuple[ToolCall, ...]:
         """The tool calls of the recorded turn with this id, with their results."""
-        return self._turns[turn].calls
+        return tuple(self._turns[turn].stored.tool_calls)
 
     def nearest(self, prompt_ids: Ids) -> RecordedTurn | None:
         """Of the turns that have answered nothing yet, the one whose prompt is most like this one.
@@ -164,8 +173,8 @@ class ForkedAnswers(RecordedAnswers):
         """Whether all turns before the fork were asked for."""
         return self._missing <= 0
 
-    def take(self, prompt_ids: Ids, params: SamplingParams) -> Generation | None:
-        """The recorded answer; None from the forked turn on."""
+    def take(self, prompt_ids: Ids, params: Mapping[str, Any]) -> RecordedTurn | None:
+        """The recorded turn; None from the forked one on."""
         answer = super().take(prompt_ids, params)
         if answer is not None:
             self._missing -= 1
@@ -173,7 +182,7 @@ class ForkedAnswers(RecordedAnswers):
         elif not self.reached and not np.array_equal(prompt_ids, self._forked.prompt):
             raise Diverged(
                 f"the agent does not do again what it did before turn {self._forked.number} of "
-                f"{self._forked.id.rpartition('-')[0]}, which is to be forked"
+                f"{self._forked.stored.record_id}, which is to be forked"
             )
         return answer
 

@@ -5,7 +5,8 @@
     every              spread evenly over the turns
     after_tool_error   those that follow a failed call of a tool, the first ones
 
-The first turn is not among them: the rollouts of a group are its forks.
+The first turn is not among them: the rollouts of a group are its forks. Nor are turns that are not
+trained, as those of a program's other agents.
 """
 
 from collections.abc import Sequence
@@ -16,17 +17,18 @@ from agentrl.databases.documents import DispatchedSamplingTask
 
 def fork_turns(turns: Sequence[DispatchedSamplingTask], at: str, count: int) -> list[int]:
     """Up to `count` numbers of turns at which to fork, in order. `turns`: all of a Record."""
+    trained = [turn for turn in turns[1:] if turn.trained]
+    numbers = [turn.turn for turn in trained]
     if at == "entropy":
-        ranked = sorted(turns[1:], key=lambda turn: (-_uncertainty(turn), turn.turn))
+        ranked = sorted(trained, key=lambda turn: (-_uncertainty(turn), turn.turn))
         return sorted(turn.turn for turn in ranked[:count])
     if at == "after_tool_error":
         failed = [turn.turn for turn in turns if any(call.is_error for call in turn.tool_calls)]
-        return [turn + 1 for turn in failed if turn + 1 < len(turns)][:count]
+        return [turn + 1 for turn in failed if turn + 1 in numbers][:count]
     assert at == "every", f"--fork_at {at} is not among its choices"
-    others = len(turns) - 1
-    if others <= count:
-        return list(range(1, len(turns)))
-    return [1 + place * others // count for place in range(count)]
+    if len(numbers) <= count:
+        return numbers
+    return [numbers[place * len(numbers) // count] for place in range(count)]
 
 
 def _uncertainty(turn: DispatchedSamplingTask) -> float:

@@ -136,8 +136,8 @@ class RecordOutcome:
     """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained.
 
     `stretches`: in a group with forks, the advantages of its turns; `advantage` is then the
-    greatest of them in size.
-    `agent_advantages`: of agents with rewards of their own, whose turns have these.
+    greatest of them in size. `agent_advantages`: in other groups, of agents with rewards of their
+    own, whose turns have these.
     """
 
     advantage: float
@@ -164,7 +164,9 @@ def apply_group_rules(
         stretches = [()] * len(records)
     else:
         advantages = [max((s.advantage for s in each), key=abs) for each in stretches]
-    of_agents = agent_advantages(records, config)
+    # Their rewards are of whole rollouts, and forks have only the ends of such.
+    forked = any(stretches)
+    of_agents = [{} for _ in records] if forked else agent_advantages(records, config)
     every = [(a, *own.values()) for a, own in zip(advantages, of_agents, strict=True)]
     _apply(_rules_of_advantages(records, every, config), kept, left_out)
     return [

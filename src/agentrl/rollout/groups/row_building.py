@@ -109,8 +109,7 @@ def advantages_of(
 ) -> list[float]:
     """The advantage of each turn [n] of a Record, whose own is `advantage`.
 
-    Stretches of a group with forks come before it, and agents with rewards of their own before
-    these.
+    Stretches of a group with forks come before it, and so do agents with rewards of their own.
     """
     statuses = [TurnStatus(turn.status) for turn in turns]
     of_turns = turn_advantages(advantage, statuses, record.stretches)
