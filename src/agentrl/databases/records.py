@@ -73,8 +73,8 @@ class Settlement:
     """The new state of a Record when its group is finalised.
 
     `advantage`: None without a score. `left_out`: why it is abandoned. `error`: why it is
-    quarantined. `stretches`: advantages of its turns, in a group with forks.
-    quarantined. `agent_advantages`: of agents with rewards of their own.
+    quarantined. `stretches`: advantages of its turns, in a group with forks. `agent_advantages`: of
+    agents with rewards of their own.
     """
 
     status: RecordStatus

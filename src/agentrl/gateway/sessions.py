@@ -12,13 +12,17 @@ from typing import Any, TypeVar
 
 from agentrl.databases.documents import StopReason, ToolCall
 from agentrl.gateway.agents_of_program import NamingError, ProgramAgents
-from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest, spoken_message
+from agentrl.gateway.answering import Answering
+from agentrl.gateway.exchange import BadRequest, Call, ChatAnswer, ChatRequest, spoken_message
 from agentrl.gateway.other_model import ask_other
+from agentrl.inference.generation_builder import OnTokens
+from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.llm import ChatModel, ChatReply
 from agentrl.rollout.agents.shown_answers import ShownAnswer, ShownAnswers, readable_calls
 from agentrl.rollout.chat import Message
+from agentrl.rollout.chat.said import TurnReader
 from agentrl.rollout.llm.endpoint import ChatEndpoint
 
 T = TypeVar("T")
@@ -52,7 +56,7 @@ class Session:
         self._said_to_others: list[Message] = []  # to other models than the run's
         self._llm = ChatModel(sampler)
         self._shown = ShownAnswers()
-        self._asked: dict[str, asyncio.Task[list[ChatAnswer]]] = {}  # by digest of the request
+        self._asked: dict[str, Answering] = {}  # by digest of the request
         self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
         self._storing: set[asyncio.Task[Any]] = set()
         self._over = False
@@ -66,22 +70,25 @@ class Session:
             given["messages"] = task.messages
         return deepcopy({**task.fields, **given})
 
-    async def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> list[ChatAnswer]:
-        """The `n` answers to a request.
+    def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> Answering:
+        """Begin to answer a request, or find the answers that are being made, or were.
 
         `digest`: equal for equal requests. `repeated`: the client says that it asked before. A
-        client that hangs up stops nothing, because it may ask again. Raises `SessionOver`,
-        `LimitReached`, `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
+        client that hangs up stops nothing, because it may ask again. Raises `SessionOver`; the
+        answers raise `LimitReached`, `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
         """
         if self._over:
             raise SessionOver(f"the attempt {self.id} has ended")
         earlier = self._asked.get(digest) if repeated else None
-        if earlier is None or (earlier.done() and (earlier.cancelled() or earlier.exception())):
-            earlier = asyncio.create_task(self._answer(request), name=f"answer in {self.id}")
-            earlier.add_done_callback(self._answered)
-            self._answering.add(earlier)
-            self._asked[digest] = earlier
-        return await asyncio.shield(earlier)
+        if earlier is not None and not _failed(earlier.made):
+            return earlier
+        answering = Answering(request.n)
+        task = asyncio.create_task(self._answer(request, answering), name=f"answer in {self.id}")
+        answering.started(task)
+        task.add_done_callback(self._answered)
+        self._answering.add(task)
+        self._asked[digest] = answering
+        return answering
 
     def agent_of(self, request: ChatRequest, header: str | None) -> str:
         """The agent that asks. Raises `BadRequest`; and `NamingError`, which ends the attempt."""
@@ -123,24 +130,49 @@ class Session:
         await asyncio.gather(*self._storing, return_exceptions=True)
         await self._llm.finish()
 
-    async def _answer(self, request: ChatRequest) -> list[ChatAnswer]:
+    async def _answer(self, request: ChatRequest, answering: Answering) -> list[ChatAnswer]:
         other = self._agents.others.get(request.agent)
         if other is not None:
             answers = [self._answer_of_other(request, other) for _ in range(request.n)]
         else:
             messages = self._shown.read(request.messages).messages
-            answers = [self._one_answer(request, messages) for _ in range(request.n)]
+            answers = [
+                self._one_answer(request, messages, answering, index) for index in range(request.n)
+            ]
         try:
             return await asyncio.gather(*answers)
         except LimitReached as reached:
             self.limit = reached.stop_reason
             raise
 
-    async def _one_answer(self, request: ChatRequest, messages: Sequence[Message]) -> ChatAnswer:
-        reply = await self._llm.chat(
-            messages, request.tools, request.max_new_tokens, stop=request.stop,
-            agent=request.agent, trained=self._agents.is_trained(request.agent),
-        )  # fmt: skip
+    async def _one_answer(
+        self, request: ChatRequest, messages: Sequence[Message], answering: Answering, index: int
+    ) -> ChatAnswer:
+        def watch(prompt_ids: Sequence[int]) -> OnTokens:
+            answering.prompt_tokens = len(prompt_ids)
+            reader = self._reader(request, thinking=renderer.begins_thought(prompt_ids))
+            ends = renderer.stop_token_ids
+
+            def tell(ids: Sequence[int]) -> None:
+                made = ids[:-1] if ids[-1] in ends else ids
+                answering.tell(index, reader.so_far(renderer.codec.decode_so_far(made)))
+
+            return tell
+
+        renderer = self._sampler.resources.renderer
+        # One in a schema may begin anew at another service, and is not of the policy.
+        schema = request.json_schema
+        try:
+            reply = await self._llm.chat(
+                messages, request.tools, request.max_new_tokens, stop=request.stop,
+                agent=request.agent,
+                trained=schema is None and self._agents.is_trained(request.agent),
+                watch=watch if request.streamed and schema is None else None, json_schema=schema,
+            )  # fmt: skip
+        except RequestRejected as refusal:
+            if schema is None:
+                raise
+            raise BadRequest(f"an answer in a JSON schema: {refusal}") from None
         return await self._stored(self._keep(reply, request, messages))
 
     async def _answer_of_other(self, request: ChatRequest, other: ChatEndpoint) -> ChatAnswer:
@@ -175,14 +207,15 @@ class Session:
     def _read(self, reply: ChatReply, request: ChatRequest) -> ChatAnswer:
         """The answer that the client gets."""
         renderer, made = self._sampler.resources.renderer, reply.turn.generated.generation
-        reading = renderer.read_turn(reply.text, tools=request.tools)
         number = reply.turn.generated.tokens.turn
         calls = tuple(
             Call(f"call_{number}_{place}", call.name, call.arguments)
             for place, call in enumerate(readable_calls(reply))
         )
         # Calls that cannot be read stay in the text.
-        content = renderer.said(reading.content if calls else reading.text[len(reading.lead) :])
+        reader = self._reader(request, thinking=reply.thinking)
+        said = reader.whole(reply.text, with_calls=bool(calls))
+        content = said.text
         stopped_by = None if calls else _first_of(request.stop, content)
         if stopped_by is not None:
             content = content[: content.index(stopped_by)]
@@ -192,7 +225,7 @@ class Session:
             tokens = list(zip(texts, map(float, made.output_logprobs), strict=True))
         return ChatAnswer(
             content=content,
-            thought=reading.thought,
+            thought=said.thought,
             calls=calls,
             stopped_by=stopped_by,
             cut_off=reply.stop_reason is not None,
@@ -202,10 +235,20 @@ class Session:
             tokens=tokens,
         )
 
+    def _reader(self, request: ChatRequest, *, thinking: bool) -> TurnReader:
+        renderer = self._sampler.resources.renderer
+        # A schema is that of all tokens, so that there is no thought before it.
+        thinking = thinking and request.json_schema is None
+        return TurnReader(renderer, request.tools, request.stop, thinking=thinking)
+
     def _answered(self, task: "asyncio.Task[list[ChatAnswer]]") -> None:
         self._answering.discard(task)
         if not task.cancelled():
             task.exception()  # the client may have hung up
+
+
+def _failed(made: "asyncio.Task[Any]") -> bool:
+    return made.done() and (made.cancelled() or made.exception() is not None)
 
 
 def _first_of(stops: Sequence[str], text: str) -> str | None:

@@ -72,8 +72,9 @@ class SamplingParams:
     """Sampling parameters, with the names, defaults and meanings of SGLang.
 
     `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. `stop`: texts that end the
-    output, which has the first of them at its end. The presence and frequency
-    penalties are subtracted from the logits of earlier tokens; the repetition penalty scales them.
+    output, which has the first of them at its end. `json_schema`: of the output, as JSON text; an
+    engine without grammars refuses it. The presence and frequency penalties are subtracted from the
+    logits of earlier tokens; the repetition penalty scales them.
     """
 
     max_new_tokens: int = 128
@@ -87,6 +88,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    json_schema: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """The `sampling_params` object of `/generate`, without values at their default."""
@@ -111,6 +113,8 @@ class SamplingParams:
             body["frequency_penalty"] = self.frequency_penalty
         if self.repetition_penalty != 1.0:
             body["repetition_penalty"] = self.repetition_penalty
+        if self.json_schema is not None:
+            body["json_schema"] = self.json_schema
         return body
 
 

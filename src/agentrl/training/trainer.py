@@ -177,6 +177,9 @@ class Trainer:
         )
         self._database = database = self._agreement.on_all(self._connect)
         self._held = self._agreement.from_main(lambda: self._take_run(database, rows_per_step))
+        if config.services.inf_share_gpus:
+            # Before anything is loaded: services have most of the memory.
+            self._from_main(lambda coordinator: coordinator.release_gpus())
         learner = learner_config(config, accelerator)
         self._published_dtype = torch.bfloat16 if learner.compute.bf16 else torch.float32
         self._written_form = written_form(model)

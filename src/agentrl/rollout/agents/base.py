@@ -34,6 +34,7 @@ from agentrl.databases.growing_tree import Ids
 from agentrl.databases.records import RecordLedger, turn_id
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
+from agentrl.inference.generation_builder import OnTokens
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, Generation, PromptTooLong, SamplingParams
 from agentrl.rollout.agents.answers import INSTRUCTIONS
@@ -394,16 +395,19 @@ class AsyncSampler(ABC):
         left: int,
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
+        on_tokens: OnTokens | None = None,
+        json_schema: str | None = None,
     ) -> tuple[Generation, StopReason | None]:
         """Generate from a prompt. No turn is added, so calls may run concurrently.
 
         A request that equals a recorded one (`recorded`) gets that answer, and no service is asked.
         `left`: tokens that the context has room for. `max_new_tokens`: a further limit besides
-        `--max_new_tokens`. `stop`: texts that end the answer. Returns the answer and the limit that
-        truncated it, if any. Raises `LimitReached` if the service's context leaves no room for an
-        answer, `InferenceError` if no service answers, and RuntimeError if the answer is empty or
-        continues after a stop token.
-        After an outage, every call raises it again.
+        `--max_new_tokens`. `stop`: texts that end the answer. `on_tokens`: called with all its ids
+        so far, as they come. `json_schema`: of the answer, whose logprobs are then not those of the
+        policy. Returns the answer and the limit that truncated it, if any. Raises `LimitReached` if
+        the service's context leaves no room for an answer, `InferenceError` if no service answers,
+        and RuntimeError if the answer is empty or continues after a stop token. After an outage,
+        every call raises it again.
         """
         if self.outage is not None:
             await asyncio.sleep(0)  # lets an agent that retries in a loop be cancelled
@@ -414,6 +418,7 @@ class AsyncSampler(ABC):
             max_new_tokens=limit.max_new_tokens,
             stop_token_ids=self.resources.renderer.stop_token_ids,
             stop=tuple(stop),
+            json_schema=json_schema,
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", prompt_ids, params)
         self._n_asked += 1
@@ -423,7 +428,7 @@ class AsyncSampler(ABC):
             return answer, self._cut_by(answer, limit)
         pool = self.resources.pool
         try:
-            generation = await pool.generate(request, record_id=self.record.id)
+            generation = await pool.generate(request, record_id=self.record.id, on_tokens=on_tokens)
         except PromptTooLong as error:
             raise LimitReached(StopReason.MAX_PROMPT_TOKENS) from error
         except InfrastructureFailure as outage:

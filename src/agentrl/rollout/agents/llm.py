@@ -10,12 +10,13 @@ a turn of the record.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
 from agentrl.databases.records import turn_id
+from agentrl.inference.generation_builder import OnTokens
 from agentrl.rollout.agents.base import AsyncSampler, Turn
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import (
@@ -59,6 +60,7 @@ class ChatReply:
     `message`: to be appended to the messages. `text`: the whole text with control tokens.
     `content`: the text without calls and control tokens. `tool_calls`: in order, malformed ones
     included. `stop_reason`: the limit that truncated the reply, if any; it then has no calls.
+    `thinking`: whether its prompt has begun its thought.
     """
 
     message: Message
@@ -67,6 +69,7 @@ class ChatReply:
     tool_calls: tuple[Call, ...]
     stop_reason: StopReason | None
     turn: OpenTurn = field(repr=False)
+    thinking: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -116,15 +119,19 @@ class ChatModel:
         *,
         agent: str | None = None,
         trained: bool = True,
+        watch: Callable[[Sequence[int]], OnTokens] | None = None,
+        json_schema: str | None = None,
     ) -> ChatReply:
         """Generate a reply to these messages.
 
         `messages`: OpenAI's format, with role and content. `tools`: schemas in the prompt; without
         any, replies are not parsed for calls. `stop`: texts that end a reply, which has the first
-        of them at its end. `agent`, `trained`: as in `AsyncSampler.write_turn`. Raises
-        `LimitReached` at the record's limits, and `TemplateRefusal` if the chat template rejects
-        the messages.
+        of them at its end. `agent`, `trained`: as in `AsyncSampler.write_turn`. `watch`: gets the
+        ids of the prompt, and returns what gets those of the reply, as they come. `json_schema`: of
+        the reply, which must then not be `trained`. Raises `LimitReached` at the record's limits,
+        and `TemplateRefusal` if the chat template rejects the messages.
         """
+        assert json_schema is None or not trained, "its logprobs are not those of the policy"
         schemas, sampler = tuple(tools), self._sampler
         messages = deepcopy(messages)  # the agent may change its own
         sampler.note_tools(schemas)
@@ -138,7 +145,10 @@ class ChatModel:
         left = sampler.limits.room(context.n_turns + self._n_running, len(prompt.ids))
         self._n_running += 1
         try:
-            answer, cut_by = await sampler.ask(prompt.ids, left, max_new_tokens, stop)
+            on_tokens = watch and watch(prompt.ids)
+            answer, cut_by = await sampler.ask(
+                prompt.ids, left, max_new_tokens, stop, on_tokens, json_schema
+            )
         finally:
             self._n_running -= 1
         if self._finished:
@@ -159,8 +169,9 @@ class ChatModel:
         self._open.append(turn)
         self.last = turn
         content = sampler.resources.renderer.said(parsed.content)
+        thinking = sampler.resources.renderer.begins_thought(prompt.ids)
         return ChatReply(
-            message, generated.text, content, parsed.calls, generated.stop_reason, turn
+            message, generated.text, content, parsed.calls, generated.stop_reason, turn, thinking
         )
 
     def keep_call(self, call: ToolCall, turn: OpenTurn | None) -> None:
@@ -233,13 +244,20 @@ class ChatModel:
             if turn not in self._open:
                 continue
             self._open.remove(turn)
-            await self._sampler.write_turn(
-                turn.generated,
-                turn.added,
-                tool_calls=turn.calls,
-                format_error=turn.format_error,
-                tools_latency_s=turn.tools_latency_s,
-                rewrite=turn.rewrite,
-                agent=turn.agent,
-                trained=turn.trained,
-            )
+            try:
+                await self._write(turn)
+            except Exception:
+                self._open.append(turn)  # it is of the record, and must be stored
+                raise
+
+    async def _write(self, turn: OpenTurn) -> None:
+        await self._sampler.write_turn(
+            turn.generated,
+            turn.added,
+            tool_calls=turn.calls,
+            format_error=turn.format_error,
+            tools_latency_s=turn.tools_latency_s,
+            rewrite=turn.rewrite,
+            agent=turn.agent,
+            trained=turn.trained,
+        )

@@ -18,7 +18,7 @@ from agentrl.rollout.agents.context_strategies import (
     take_out_last_turn,
 )
 from agentrl.rollout.chat import ChatRenderer, Entry, Message, ToolSchema
-from agentrl.rollout.groups.group_rules import turn_advantage
+from agentrl.rollout.groups.group_rules import turn_advantages
 from agentrl.rollout.tool_calls import MalformedCall
 
 _THOUGHT = ("<think>", "</think>")  # of turns without tokens: see `agents/endpoint.py`
@@ -116,7 +116,7 @@ class _Reader:
             if id(entry) in self.known:
                 message = self.read(entry)
                 turn = self.known[id(entry)]
-                advantage = turn_advantage(1.0, TurnStatus(turn.status))
+                [advantage] = turn_advantages(1.0, [TurnStatus(turn.status)])
                 if id(entry) not in new or advantage <= 0 or not turn.trained:
                     message["train"] = False
                 names = [call["function"]["name"] for call in message.get("tool_calls", ())]

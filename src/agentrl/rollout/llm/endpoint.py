@@ -5,6 +5,7 @@ pauses. The API renders and samples by itself, so that there are no tokens to st
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -109,21 +110,30 @@ class ChatEndpoint:
         *,
         model: str | None = None,
         stop: Sequence[str] = (),
+        json_schema: str | None = None,
     ) -> EndpointTurn:
         """The model's next turn.
 
         `max_tokens`: None: as many as the API allows. `model`: another one behind the same API.
-        `stop`: texts that end the answer. Raises `EndpointUnreachable` after `patience_s` seconds
-        without an answer, or at once if our key or the model's name is refused; `ContextFull`;
-        `EndpointRefused`.
+        `stop`: texts that end the answer. `json_schema`: of the answer, as JSON text. Raises
+        `EndpointUnreachable` after `patience_s` seconds without an answer, or at once if our key or
+        the model's name is refused; `ContextFull`; `EndpointRefused`.
         """
         from openai import APIStatusError, OpenAIError
 
+        given: dict[str, Any] = {"model": model or self.model.model}
+        if tools:
+            given["tools"] = list(tools)
+        if stop:
+            given["stop"] = list(stop)
+        if json_schema is not None:
+            form = {"name": "answer", "schema": json.loads(json_schema)}
+            given["response_format"] = {"type": "json_schema", "json_schema": form}
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while True:
             asked = time.monotonic()
             try:
-                answer = await self._ask(messages, tools, max_tokens, model, stop)
+                answer = await self._ask(messages, max_tokens, given)
                 return _turn(answer, time.monotonic() - asked)
             except APIStatusError as error:
                 if not _is_for_now(error):
@@ -161,21 +171,14 @@ class ChatEndpoint:
     async def _ask(
         self,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]],
         max_tokens: int | None,
-        model: str | None,
-        stop: Sequence[str],
+        given: Mapping[str, Any],
     ) -> "ChatCompletion":
         assert self._client is not None, "the endpoint is not open"
-        body: dict[str, Any] = {**self._params}
+        body: dict[str, Any] = {**self._params, **given}
         if max_tokens is not None:
             body[self._limit_name] = max_tokens
-        if tools:
-            body["tools"] = list(tools)
-        if stop:
-            body["stop"] = list(stop)
         completion: ChatCompletion = await self._client.chat.completions.create(
-            model=model or self.model.model,
             messages=cast(Any, messages),
             extra_body=self._extra or None,
             **body,
