@@ -95,18 +95,23 @@ def start(stack: Stack, preset: Preset) -> int:
             )
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
-        before = read_launch(stack.config.output)
-        flags, withheld = recorded(stack.flags)
-        record = LaunchRecord(
-            preset.name,
-            flags,
-            withheld=withheld,
-            seconds=before.seconds if before else 0.0,
-            demo_tools=stack.tools,
-            origins=stack.origins,
-            held_out=before.held_out if before else [],
-        )
+        record = launch_record(preset, stack)
         return asyncio.run(Launch(stack, preset, lock=lock, record=record, checks=checks).run())
+
+
+def launch_record(preset: Preset, stack: Stack) -> LaunchRecord:
+    """What the folder of the run will say of this launch, and of those before it."""
+    before = read_launch(stack.config.output)
+    flags, withheld = recorded(stack.flags)
+    return LaunchRecord(
+        preset.name,
+        flags,
+        withheld=withheld,
+        seconds=before.seconds if before else 0.0,
+        demo_tools=stack.tools,
+        origins=stack.origins,
+        held_out=before.held_out if before else [],
+    )
 
 
 def _add_samplers(

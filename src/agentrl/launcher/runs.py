@@ -137,8 +137,8 @@ def print_runs(console: Console, rows: Sequence[RunRow], now: float, root: str) 
         table.add_row(
             row.name,
             Text(row.state, _STYLES.get(row.state, "")),
-            f"{row.step}/{row.max_steps or '?'}",
-            "-" if row.after is None else f"{row.before:.2f} → {row.after:.2f}",
+            f"{row.step}/{row.max_steps or '?'}" if row.step or row.max_steps else "-",
+            " → ".join(f"{one:.2f}" for one in (row.before, row.after) if one is not None) or "-",
             shown_bytes(row.bytes),
             age(now - row.changed) if row.changed else "-",
             place,

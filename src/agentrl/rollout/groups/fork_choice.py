@@ -17,17 +17,18 @@ from agentrl.databases.documents import DispatchedSamplingTask
 
 def fork_turns(turns: Sequence[DispatchedSamplingTask], at: str, count: int) -> list[int]:
     """Up to `count` numbers of turns at which to fork, in order. `turns`: all of a Record."""
-    may_be = [turn for turn in turns[1:] if turn.trained]
+    trained = [turn for turn in turns[1:] if turn.trained]
+    numbers = [turn.turn for turn in trained]
     if at == "entropy":
-        ranked = sorted(may_be, key=lambda turn: (-_uncertainty(turn), turn.turn))
+        ranked = sorted(trained, key=lambda turn: (-_uncertainty(turn), turn.turn))
         return sorted(turn.turn for turn in ranked[:count])
     if at == "after_tool_error":
-        failed = {turn.turn for turn in turns if any(call.is_error for call in turn.tool_calls)}
-        return [turn.turn for turn in may_be if turn.turn - 1 in failed][:count]
+        failed = [turn.turn for turn in turns if any(call.is_error for call in turn.tool_calls)]
+        return [turn + 1 for turn in failed if turn + 1 in numbers][:count]
     assert at == "every", f"--fork_at {at} is not among its choices"
-    if len(may_be) <= count:
-        return [turn.turn for turn in may_be]
-    return [may_be[place * len(may_be) // count].turn for place in range(count)]
+    if len(numbers) <= count:
+        return numbers
+    return [numbers[place * len(numbers) // count] for place in range(count)]
 
 
 def _uncertainty(turn: DispatchedSamplingTask) -> float:
