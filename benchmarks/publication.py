@@ -7,17 +7,18 @@ and published to a local engine in a process of its own, over a real ledger, by 
     stands_still_s           from the end of a step until the next one may begin, and the wait of
                              the optimizer for the copy of the weights
     stands_still_s_per_gb    the same for a gigabyte of published weights
+    held_s_per_gb            the same if training is held until rank 0 has all weights
+    held_ratio               the held one over the other, the median of the rounds' ratios
     reaches_services_s       from the end of the step until the service has the weights, while
                              nothing else is computed
     peak_mb                  by process: how far a publication raises its memory above what it had
 
-The median of rounds; the ways take turns, so that what else the machine does meets all alike.
+The median of rounds; ways and arrangements take turns, so that what else the machine does meets all
+alike.
 
     python benchmarks/publication.py [--quick] [--save]
 
-The last line is a JSON object. `before` has the figures of the trainer of 23 November, which held
-training until rank 0 had all weights; they were measured by this program in a checkout of it, with
-that version's `gather_publication` in `Rank.begin`.
+The last line is a JSON object.
 """
 
 import gc
@@ -36,7 +37,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from engine_process import engine_process, random_model
-from report import RESULTS, finish, parse_flags
+from report import finish, parse_flags
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
@@ -104,10 +105,13 @@ class Rank:
                 for way in WAYS
             }
 
-    def begin(self, way: str) -> None:
-        """What the trainer does between two steps."""
+    def begin(self, way: str, *, held: bool = False) -> None:
+        """What the trainer does between two steps. `held`: until rank 0 has all weights."""
         self._version += 1
         staged = self._gatherer.stage()
+        if held:
+            staged.gather()
+            dist.barrier()
         if self._background is not None:
             publication = make_publication(
                 self._output, self._version, self._version, staged, self._form,
@@ -172,13 +176,14 @@ def measure(rank: Rank, rounds: int) -> dict[str, dict[str, list[float]]]:
             rank.finish()
             seconds["reaches_services_s"] = time.monotonic() - began
             seconds["peak_mb"] = rise.megabytes()
-            dist.barrier()
-            began = time.monotonic()
-            rank.begin(way)
-            seconds["stands_still_s"] = time.monotonic() - began
-            rank.step()
-            seconds["stands_still_s"] += rank.waited()
-            rank.finish()
+            for name, held in (("stands_still_s", False), ("held_s", True)):
+                dist.barrier()
+                began = time.monotonic()
+                rank.begin(way, held=held)
+                seconds[name] = time.monotonic() - began
+                rank.step()
+                seconds[name] += rank.waited()
+                rank.finish()
             if number:  # in the first round groups meet and services are checked
                 for name, value in seconds.items():
                     found[way].setdefault(name, []).append(value)
@@ -238,12 +243,17 @@ def summary(folder: Path, published: int) -> dict[str, dict[str, Any]]:
     ranks = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(PROCESSES)]
     result: dict[str, dict[str, Any]] = {}
     for way in WAYS:
-        still = statistics.median(
-            max(each) for each in zip(*(rank[way]["stands_still_s"] for rank in ranks), strict=True)
-        )
+        rounds = {
+            name: [max(each) for each in zip(*(rank[way][name] for rank in ranks), strict=True)]
+            for name in ("stands_still_s", "held_s")
+        }
+        still, held = (statistics.median(seconds) for seconds in rounds.values())
+        ratios = [b / a for a, b in zip(rounds["stands_still_s"], rounds["held_s"], strict=True)]
         result[way] = {
             "stands_still_s": round(still, 3),
             "stands_still_s_per_gb": round(still * 1e9 / published, 2),
+            "held_s_per_gb": round(held * 1e9 / published, 2),
+            "held_ratio": round(statistics.median(ratios), 1),
             "reaches_services_s": round(statistics.median(ranks[0][way]["reaches_services_s"]), 2),
             "peak_mb": [round(statistics.median(rank[way]["peak_mb"])) for rank in ranks],
         }
@@ -277,9 +287,6 @@ def main() -> None:
     result: dict[str, Any] = {
         "ways": ways, "published_mb": round(published / 1e6), "rounds": rounds
     }  # fmt: skip
-    saved = RESULTS / "publication.json"
-    if saved.exists():
-        result["before"] = json.loads(saved.read_text())["before"]
     finish("publication", result, ("torch", "transformers"), save=args.save)
 
 

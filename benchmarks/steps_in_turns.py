@@ -45,12 +45,12 @@ class Workload:
         advantages = torch.randn(self.rows, generator=generator)
         device = model.device
         rows = torch.cat([prompts, completions], dim=1).to(device)
-        sampled = _logprobs(model, rows, self.completion) + noise.to(device)
+        sampled = logprobs(model, rows, self.completion) + noise.to(device)
         return Batch(prompts.to(device), completions.to(device), sampled, advantages.to(device))
 
 
 @torch.no_grad()
-def _logprobs(model: PreTrainedModel, rows: torch.Tensor, completion: int) -> torch.Tensor:
+def logprobs(model: PreTrainedModel, rows: torch.Tensor, completion: int) -> torch.Tensor:
     """Of the last `completion` tokens of each row."""
     found = []
     for row in rows:
@@ -68,10 +68,19 @@ class OurStep:
         rows: Sequence[Sequence[TrainingSequence]],
         config: LearnerConfig,
         reference: ModelConfig | None = None,
+        *,
+        reference_in_rows: bool = False,
     ) -> None:
         self._rows = rows
         mesh = make_mesh(Accelerator(cpu=not torch.cuda.is_available()))
-        self._learner = Learner(model, mesh, config, total_steps=1, reference=reference)
+        self._learner = Learner(
+            model,
+            mesh,
+            config,
+            total_steps=1,
+            reference=reference,
+            reference_in_rows=reference_in_rows,
+        )
 
     def step(self) -> None:
         """One optimizer step."""

@@ -56,9 +56,17 @@ class TrlDpoStep(TrainerStep):
     """
 
     def __init__(
-        self, model: PreTrainedModel, batch: Batch, pairs: int, learning_rate: float, bf16: bool
+        self,
+        model: PreTrainedModel,
+        batch: Batch,
+        pairs: int,
+        learning_rate: float,
+        bf16: bool,
+        reference: Tensor | None = None,
     ) -> None:
-        """`batch`: what every step trains."""
+        """`batch`: what every step trains. `reference`: sums of each row's logprobs [B], which are
+        known before the steps; None: the reference is computed in each.
+        """
         count = -(-len(batch.prompts) // 2 // pairs)
         example = {"prompt": "w3", "chosen": " w4", "rejected": " w5"}
         trainer = DPOTrainer(
@@ -68,6 +76,9 @@ class TrlDpoStep(TrainerStep):
             train_dataset=Dataset.from_list([example] * 8),
             processing_class=word_tokenizer(),
         )
+        # What its flag does is done: the trainer's own rows are not those of the step.
+        trainer.precompute_ref_logps = reference is not None
+        known = torch.zeros(len(batch.prompts)) if reference is None else reference
         ids, mask = (values.chunk(2) for values in _rows(batch))
         super().__init__(
             trainer,
@@ -76,9 +87,11 @@ class TrlDpoStep(TrainerStep):
                     "input_ids": torch.cat([chosen, rejected]),
                     "attention_mask": torch.ones_like(torch.cat([chosen, rejected])),
                     "completion_mask": torch.cat([of_chosen, of_rejected]),
+                    "ref_chosen_logps": ref_chosen,
+                    "ref_rejected_logps": ref_rejected,
                 }
-                for chosen, rejected, of_chosen, of_rejected in zip(
-                    *(half.split(pairs) for half in (*ids, *mask)), strict=True
+                for chosen, rejected, of_chosen, of_rejected, ref_chosen, ref_rejected in zip(
+                    *(half.split(pairs) for half in (*ids, *mask, *known.chunk(2))), strict=True
                 )
             ],
         )

@@ -12,7 +12,7 @@ of two rows, which a CPU likes better. This project's step is taken in the faste
 
 SFT and DPO are in `vs_trl_supervised.py`, with peak memory beside time.
 
-    python benchmarks/vs_trl.py [--of grpo sft dpo] [--quick] [--save]
+    python benchmarks/vs_trl.py [--of grpo sft dpo dpo_once] [--quick] [--save]
 
 One thread on a CPU, whose own seconds are measured; rounds of all sides are interleaved; the ratios
 are medians of rounds. The last line is a JSON object; what is not measured again stays as saved.
@@ -53,7 +53,7 @@ from agentrl.databases.token_tree import TokenTree
 from agentrl.training.data.sequences import row_sequences
 from agentrl.training.parallel import exit_process
 
-PARTS = ("grpo", "sft", "dpo")
+PARTS = ("grpo", "sft", "dpo", "dpo_once")
 
 
 def our_grpo_step(

@@ -2,10 +2,11 @@
 
     sft   "single": rows of a prompt of their own; "siblings": two rows on one long prompt
     dpo   "single": two pairs on short prompts; "siblings": a pair on a long one, which it shares
+    dpo_once   the same with the reference's logprobs known before the steps, on both sides
 
 Sides: this project's step, TRL's with all rows in one batch, and ("small") in micro-batches of two
 rows, which for DPO are a pair. All train the completions only, with gradients that are checked to
-be equal. DPO's reference is computed in each step, as both do by default. The peak memory is that
+be equal. In `dpo` the reference is computed in each step. The peak memory is that
 of a step above what rests between steps, of each side in a process of its own that is started
 behind the rounds; the sides take turns there, too.
 """
@@ -28,6 +29,7 @@ from steps_in_turns import (
     check_equal,
     in_turns,
     learner_config,
+    logprobs,
     random_model,
     seconds_of,
     tolerance_of,
@@ -79,27 +81,39 @@ def our_step(part: str, model: PreTrainedModel, batch: Batch, tokens: int, bf16:
         config = learner_config(tokens, bf16, LossConfig(loss_calculator="CrossEntropy"))
         return OurStep(model, [tree_sequences(tree) for tree in trees], config)
     half = len(trees) // 2
-    pairs = [pair_tree(*sides) for sides in zip(trees[:half], trees[half:], strict=True)]
     config = learner_config(tokens, bf16, LossConfig(beta=BETA), PreferenceConfig(beta=BETA))
+    if part == "dpo_once":
+        before = [0.0] * batch.prompts.shape[1]
+        trees = [
+            tree.with_columns(reference=[*before, *known])
+            for tree, known in zip(trees, _reference(model, batch).tolist(), strict=True)
+        ]
+    pairs = [pair_tree(*sides) for sides in zip(trees[:half], trees[half:], strict=True)]
+    rows = [tree_sequences(tree) for tree in pairs]
+    if part == "dpo_once":
+        return OurStep(model, rows, config, reference_in_rows=True)
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)  # the reference is the model before training
-        return OurStep(
-            model,
-            [tree_sequences(tree) for tree in pairs],
-            config,
-            ModelConfig(model_name_or_path=folder),
-        )
+        return OurStep(model, rows, config, ModelConfig(model_name_or_path=folder))
+
+
+def _reference(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Logprobs [B, C] of the model before training."""
+    return logprobs(
+        model, torch.cat([batch.prompts, batch.completions], 1), batch.completions.shape[1]
+    )
 
 
 def trl_step(part: str, model: PreTrainedModel, batch: Batch, rows: int, bf16: bool) -> TrainerStep:
     """TRL's step in micro-batches of `rows` rows."""
     if part == "sft":
         return TrlSftStep(model, batch, rows, LEARNING_RATE, bf16)
-    return TrlDpoStep(model, batch, rows // 2, LEARNING_RATE, bf16)
+    known = _reference(model, batch).sum(1) if part == "dpo_once" else None
+    return TrlDpoStep(model, batch, rows // 2, LEARNING_RATE, bf16, known)
 
 
 def supervised(part: str, quick: bool) -> dict[str, float]:
-    """The figures of `part`, sft or dpo."""
+    """The figures of `part`, of `vs_trl.PARTS`."""
     return measure(part, "single", quick) | measure(part, "siblings", quick)
 
 

@@ -26,8 +26,8 @@ cached sglang "$key" install
 
 # Without its kernels, and with a cache that is small but holds more than the context.
 export SGLANG_COMMAND="$folder/bin/python $root/tests/sglang/launch_cpu.py --device cpu \
-    --attention-backend torch_native --sampling-backend pytorch --grammar-backend none \
-    --max-total-tokens 16384 --mem-fraction-static 0.3"
+    --attention-backend torch_native --sampling-backend pytorch --grammar-backend xgrammar \
+    --constrained-json-disable-any-whitespace --max-total-tokens 16384 --mem-fraction-static 0.3"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 if [ "$#" -eq 0 ]; then set -- tests/contract; fi
 # The first start of a new environment takes a while.

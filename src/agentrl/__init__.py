@@ -13,6 +13,7 @@ The public names, which guides and users' files import, for example
     failures   InfrastructureFailure: raised by agents and scorers for an outage
     servers    admits, require_key, KeyNeeded: the key of a server that other machines reach
     databases  unpack_ints, unpack_floats, unpack_mask, find_mongod
+    notebooks  open_run: the documents of a run as Arrow tables
 
 A name is imported from its module when it is first asked for (PEP 562), so that `import agentrl`
 loads neither torch nor a database driver. Modules of the package import one another directly.
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from agentrl.databases.documents import Record, StopReason, Task
     from agentrl.databases.mongod import find_mongod
     from agentrl.failures import InfrastructureFailure
+    from agentrl.launcher.run_tables import open_run
     from agentrl.rollout.agents import register_agent
     from agentrl.rollout.agents.answers import extract_answer
     from agentrl.rollout.agents.base import AsyncSampler
@@ -79,6 +81,7 @@ __all__ = [
     "depends_on",
     "extract_answer",
     "find_mongod",
+    "open_run",
     "register_agent",
     "register_scorer",
     "require_key",
@@ -98,6 +101,7 @@ _HOMES = {
     "agentrl.databases.documents": "Record StopReason Task",
     "agentrl.databases.mongod": "find_mongod",
     "agentrl.failures": "InfrastructureFailure",
+    "agentrl.launcher.run_tables": "open_run",
     "agentrl.rollout.agents": "register_agent",
     "agentrl.rollout.agents.limits": "LimitReached",
     "agentrl.rollout.agents.answers": "extract_answer",

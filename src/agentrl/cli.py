@@ -88,6 +88,11 @@ VERBS = {
         "agentrl.launcher.rescore",
         parser="rescore_parser",
     ),
+    "replay": Verb(
+        "run the programs of stored trajectories again, answered from the ledger",
+        "agentrl.launcher.replay",
+        parser="replay_parser",
+    ),
     "config": Verb("print the flags of a run, and where they come from", "agentrl.launcher.config"),
     "export": Verb(
         "write a checkpoint as a Hugging Face folder",
@@ -105,6 +110,9 @@ VERBS = {
         parser="import_parser",
     ),
     "show": Verb("print trajectories", "agentrl.launcher.show", parser="show_parser"),
+    "view": Verb(
+        "open pages about runs in a browser", "agentrl.viewer.command", parser="view_parser"
+    ),
     "release": Verb(
         "put back what is in quarantine",
         "agentrl.launcher.release",

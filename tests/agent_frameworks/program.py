@@ -89,6 +89,20 @@ def with_pydantic_ai_anthropic() -> str:
     return agent.run_sync(TASK["query"]).output
 
 
+def with_pydantic_ai_streaming() -> str:
+    from pydantic_ai import Agent
+
+    agent = Agent(f"openai-chat:{MODEL}", tools=[find, stock], instructions="Be brief.")
+
+    async def run() -> str:
+        async with agent.run_stream(TASK["query"]) as result:
+            texts = [text async for text in result.stream_text(delta=True, debounce_by=None)]
+        assert len(texts) > 1, "the answer comes in pieces"
+        return "".join(texts)
+
+    return asyncio.run(run())
+
+
 def with_smolagents() -> str:
     from smolagents import OpenAIServerModel, ToolCallingAgent, tool
 

@@ -29,7 +29,9 @@ def test_a_run_trains_while_its_service_has_no_memory(engine_name: str, tmp_path
     served = (tmp_path / "logs" / "as" / "in-turns_serve.log").read_text()
     assert ("SGLang serves" in served) == (engine_name == "sglang")
     trained = (tmp_path / "logs" / "as" / "in-turns_train_0.log").read_text()
-    assert re.findall(r"(\d+) services gave their GPU memory back", trained) == ["1"] * STEPS
+    given = list(re.finditer(r"(\d+) services gave their GPU memory to the trainer", trained))
+    assert [each[1] for each in given] == ["1"] * (1 + STEPS)
+    assert given[0].start() < trained.index("Qwen3ForCausalLM is"), "the model is on the device"
     assert "WARNING" not in trained
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").open()]
     assert [line["version"] for line in metrics] == list(range(STEPS))

@@ -1,7 +1,10 @@
 """What SGLang's API promises beyond what any engine does: its limits, refusals and sessions."""
 
+import json
+
 import pytest
 from conformance import PROMPT, ask
+from tokenizers import Tokenizer
 
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import PromptTooLong, RequestRejected
@@ -64,3 +67,23 @@ async def test_tensors_are_refused_outside_a_session_which_a_second_begin_reopen
     await engine.begin_weight_update()
     await engine.begin_weight_update()
     await engine.end_weight_update()
+
+
+async def test_an_answer_is_in_a_schema_or_the_schema_is_refused_in_one_sentence(
+    engine, engine_name: str, folders
+) -> None:
+    places = {"type": "string", "enum": ["B7", "K2"]}
+    schema = {
+        "type": "object", "properties": {"bin": places, "n": {"type": "integer", "maximum": 9}},
+        "required": ["bin", "n"], "additionalProperties": False,
+    }  # fmt: skip
+    request = ask(PROMPT, 60, json_schema=json.dumps(schema), ignore_eos=False)
+    if engine_name == "local":
+        with pytest.raises(RequestRejected, match="json_schema needs SGLang"):
+            await engine.generate(request)
+        return
+    made = await engine.generate(request)
+    tokenizer = Tokenizer.from_file(str(folders.first / "tokenizer.json"))
+    said = json.loads(tokenizer.decode(list(made.output_ids), skip_special_tokens=True))
+    assert said.keys() == {"bin", "n"} and said["bin"] in places["enum"] and said["n"] <= 9
+    assert made.finish_reason == "stop"

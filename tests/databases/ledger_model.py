@@ -105,6 +105,7 @@ class SlotModel:
     not_before: float = 0.0
     record: str | None = None
     score: float | None = None
+    fork: str | None = None  # the Record that it is forked from
 
     def leave(self, status: SlotStatus, **changes: Any) -> None:
         """As every end of a lease does."""

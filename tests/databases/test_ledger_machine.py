@@ -1,10 +1,10 @@
 """The ledger of sampling against a model of it in memory: any order of events, on a real mongod.
 
 Several samplers claim, begin, sample, score, put off, fail, hand back, quarantine, release, keep
-their leases, reap and finalise. Any of them is killed between any two writes of its, stops for
-longer than its leases, or has the answer of a write lost. After every event the database is as the
-model says; at the end whoever is left finishes everything, and each slot was ended once and each
-scored Record is one row.
+their leases, fork, reap and finalise. Any of them is killed between any two writes of its, stops
+for longer than its leases, or has the answer of a write lost. After every event the database is as
+the model says; at the end whoever is left finishes everything, and each slot was ended once and
+each scored Record is one row.
 
 Time is the machine's: it passes by moving the ends of all leases in the database back, and the
 samplers' own clocks on.
@@ -292,24 +292,28 @@ class LedgerMachine(RuleBasedStateMachine):
             sampler.attempts[claim.record_id] = Attempt(claim, record, begun=True)
 
     @precondition(lambda self: self._attempts("ended"))
-    @rule(choose=CHOICES, retry=st.booleans(), tell_twice=st.booleans())
-    def end_slot(self, choose: Choice, retry: bool, tell_twice: bool) -> None:
+    @rule(choose=CHOICES, retry=st.booleans(), tell_twice=st.booleans(), forks=st.integers(0, 2))
+    def end_slot(self, choose: Choice, retry: bool, tell_twice: bool, forks: int) -> None:
         """Complete the slot of a scored Record, fail that of a failed one, quarantine that of a
         quarantined one. The lease may be gone.
 
-        `tell_twice`: the answer of the first time was lost.
+        `tell_twice`: the answer of the first time was lost. `forks`: of a rollout that is completed
+        and no fork.
         """
-        self._end_slot(*choose(self._attempts("ended")), retry, tell_twice)
+        self._end_slot(*choose(self._attempts("ended")), retry, tell_twice, forks)
 
-    def _end_slot(self, sampler: Sampler, attempt: Attempt, retry: bool, tell_twice: bool) -> None:
+    def _end_slot(
+        self, sampler: Sampler, attempt: Attempt, retry: bool, tell_twice: bool, forks: int = 0
+    ) -> None:
         claim, score = attempt.claim, attempt.record.score
+        turns = [0] * (forks if attempt.record.fork is None else 0)
         status = RecordStatus(attempt.record.status)
         slot, group = self._slot(claim), self.model[claim.task.id]
         del sampler.attempts[attempt.record.id]
 
         def end() -> Task | None:
             if status == RecordStatus.SCORED:
-                return self.do(sampler.ledger.complete(claim, score))
+                return self.do(sampler.ledger.complete(claim, score, turns))
             if status == RecordStatus.QUARANTINED:
                 return self.do(sampler.scorings.quarantine(claim, "no score"))
             return self.do(sampler.ledger.fail(claim, "it broke", retry=retry))
@@ -332,6 +336,8 @@ class LedgerMachine(RuleBasedStateMachine):
         task = end()
         if not failed:
             slot.leave(wanted, score=score)
+            if status == RecordStatus.SCORED:
+                group.slots += [SlotModel(fork=claim.record_id) for _ in turns]
         else:
             slot.leave(wanted, failures=slot.failures + 1, attempt=slot.attempt + again)
         assert (task is not None) == group.finished
@@ -592,6 +598,7 @@ class LedgerMachine(RuleBasedStateMachine):
                 counted = (stored.scorings, stored.scoring_failures)
                 assert counted == (slot.scorings, slot.scoring_failures)
                 assert (stored.record, stored.score) == (slot.record, slot.score)
+                assert (stored.fork and stored.fork.record) == slot.fork
                 gone = stored.status in (SlotStatus.FAILED, SlotStatus.QUARANTINED)
                 assert gone <= (stored.error is not None)
             of_group = {row for row in rows if task_of(row) == group.id}
@@ -627,7 +634,7 @@ class LedgerMachine(RuleBasedStateMachine):
         rounds = 0
         while not all(group.status == TaskStatus.COMPLETED for group in self.model.values()):
             rounds += 1
-            most = GROUPS * ATTEMPTS * (MAX_ATTEMPTS + 1)
+            most = GROUPS * ATTEMPTS * 3 * (MAX_ATTEMPTS + 1)  # with two forks of each
             assert rounds <= most, "there is work that nobody is given"
             self.time_passes(1.1 * LEASE_S)
             self.reap(0, None)

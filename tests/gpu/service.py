@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 # A random model is near to the same distribution everywhere. With these it has preferences, as a
 # trained one has: its logits have a deviation of some 2.5.
 _SHARPER = 4.0
-_START_S = 150.0
+_START_S = {True: 150.0, False: 300.0}  # on a GPU, and in the stand-in
 _MEMORY = 0.3  # of a GPU, for weights and cache
 
 
@@ -84,7 +84,12 @@ def serving(machine: Machine, folder: Path) -> Iterator[Service]:
     ]  # fmt: skip
     process = subprocess.Popen(command, env=_environment(machine))
     try:
-        wait_until_ready(url, process, _START_S, lambda: f": {shlex.join(map(str, process.args))}")
+        wait_until_ready(
+            url,
+            process,
+            _START_S[machine.on_gpu],
+            lambda: f": {shlex.join(map(str, process.args))}",
+        )
         yield Service(url, psutil.Process(process.pid))
     finally:
         process.send_signal(signal.SIGTERM)

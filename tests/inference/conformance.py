@@ -24,6 +24,7 @@ import pytest
 import torch
 
 from agentrl.inference.engine_protocol import Engine
+from agentrl.inference.generation_builder import GenerationBuilder
 from agentrl.inference.protocol import (
     GenerateRequest,
     Generation,
@@ -136,6 +137,12 @@ class GenerationConformance:
     async def test_length_ends_a_request_that_nothing_else_ends(self, engine) -> None:
         made = await engine.generate(ask(PROMPT, 5))
         assert made.finish_reason == "length" and len(made.output_ids) == 5
+
+    async def test_tokens_of_an_answer_that_is_watched_come_a_few_at_a_time(self, engine) -> None:
+        told: list[int] = []
+        building = GenerationBuilder(ask(PROMPT, 24), lambda ids: told.append(len(ids)))
+        await engine.extend(building)
+        assert told == sorted(told) and told[0] <= 4 and len(told) >= 6 and told[-1] == 24
 
     async def test_limits_come_from_the_service_and_its_model_folder(self, engine, limits) -> None:
         assert engine.limits == limits

@@ -15,8 +15,11 @@ from agentrl.inference.client import SGLangClient
 from agentrl.inference.protocol import GenerateRequest, Generation, SamplingParams
 from agentrl.inference.weights import updates
 from agentrl.inference.weights.disk import DiskUpdater
+from agentrl.inference.weights.distributed import DistributedUpdater
+from agentrl.inference.weights.group import WeightGroup
 from agentrl.inference.weights.updates import (
     PublishedWeights,
+    UpdateFailed,
     UpdatePause,
     WeightUpdater,
     update_services,
@@ -201,6 +204,42 @@ async def test_a_hanging_service_holds_up_the_others_for_a_bounded_time_only(
             assert [span.version for span in made.versions] == [91]
     finally:
         hanging.process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("when", ["within a broadcast", "once it has the tensors"])
+async def test_a_service_that_hangs_blocks_for_the_time_out_and_is_met_in_a_new_group(
+    spare, folders, monkeypatch, when: str
+) -> None:
+    updater = DistributedUpdater(CPU, timeout_s=20)
+    send = WeightGroup.send
+
+    def hang(group: WeightGroup, tensors: Sequence[torch.Tensor]) -> None:
+        spare.process.send_signal(signal.SIGSTOP)
+        if when == "within a broadcast":
+            send(group, tensors)
+
+    async with SGLangClient(spare.url) as client:
+        (outcome,) = await update_services(updater, [client], weights(folders.first, 1))
+        assert outcome.ok, outcome.error
+        ((first, group),) = updater._groups.values()
+        updater._timeout_s = group._timeout_s = 1.0
+        monkeypatch.setattr(WeightGroup, "send", hang)
+        began = time.monotonic()
+        try:
+            with pytest.raises(UpdateFailed) as failure:
+                await updater.load(client, weights(folders.second, 2), flush_cache=True)
+            waited = time.monotonic() - began
+        finally:
+            spare.process.send_signal(signal.SIGCONT)
+        assert failure.value.mixed and waited < 10
+        monkeypatch.setattr(WeightGroup, "send", send)
+        updater._timeout_s = 20
+        (outcome,) = await update_services(updater, [client], weights(folders.second, 3))
+        assert outcome.ok, outcome.error
+        assert first not in [name for name, _ in updater._groups.values()]
+        made = await client.generate(GenerateRequest("woken", PROMPT, SamplingParams(3)))
+        assert [span.version for span in made.versions] == [3]
+    spare.kill()
 
 
 async def test_a_service_that_was_restarted_is_met_in_a_new_group(

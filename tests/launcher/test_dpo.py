@@ -10,7 +10,7 @@ from supervised_command import DEMO, metrics, said, start
 from transformers import AutoModelForCausalLM
 
 from agentrl.cli import main
-from agentrl.launcher.run_pairs import best_and_worst
+from agentrl.launcher.run_pairs import pairs_of_groups
 
 
 def pairs(file: Path, count: int = 24) -> Path:
@@ -69,15 +69,15 @@ def test_a_group_gives_its_best_against_its_worst() -> None:
         record("c1", "c", 0.0), record("c2", "c", None), record("d1", "d", 0.25),
         record("d2", "d", 0.0),
     ]  # fmt: skip
-    found, left_out = best_and_worst(records, None)
+    found, left_out = pairs_of_groups(records, None)
     assert found == {"a": ("a3", "a2"), "d": ("d1", "d2")}
     assert left_out == {
-        "b": "has scores that differ by 0 only",
+        "b": "has equal scores only",
         "c": "has 1 finished trajectories with a score, and a pair two",
     }
-    found, left_out = best_and_worst(records, 0.5)
+    found, left_out = pairs_of_groups(records, 0.5)
     assert found == {"a": ("a3", "a2")}
-    assert left_out["d"] == "has scores that differ by 0.25 only, less than --margin 0.5"
+    assert left_out["d"] == "has scores that differ by 0.25, less than --margin 0.5"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from agentrl.databases.documents import DBRecordData
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.token_tree import TokenTree
 from agentrl.databases.tree_file import TreeFile
-from agentrl.launcher.run_pairs import best_and_worst
+from agentrl.launcher.run_pairs import pairs_of_groups
 
 ROOT = Path(__file__).parents[2]
 DEMO = ROOT / "assets" / "demo" / "model"
@@ -146,11 +146,20 @@ def test_the_best_of_a_group_is_trained_against_its_worst(run: str, tmp_path: Pa
         MongoClient(mongod.url) as client,
     ):
         finished = {"split": "train", "finished_at": {"$ne": None}, "status": {"$ne": "failed"}}
-        expected, alike = best_and_worst([*client[run]["records"].find(finished)], None)
+        expected, alike = pairs_of_groups([*client[run]["records"].find(finished)], None)
         stored = {
             row["_id"]: DBRecordData.from_mongo(row).tree
             for row in client[run]["record_data"].find()
         }
+    out = tmp_path / "pairs.jsonl"
+    export = [
+        sys.executable, "-m", "agentrl.cli", "export-data", run, "--format", "preferences", "--to",
+        "jsonl", "--out", str(out),
+    ]  # fmt: skip
+    subprocess.run(export, cwd=ROOT, check=True, timeout=100)
+    exported = [json.loads(line) for line in out.read_text().splitlines()]
+    found = {row["task"]: (row["chosen_record"], row["rejected_record"]) for row in exported}
+    assert found == expected, "both commands make pairs of the same trajectories"
     text = supervised("dpo", run, tmp_path / "dpo", "--max_steps", "1")
     assert f"run {run}: {len(expected):,} pairs" in text
     assert not alike or f"{len(alike)} pairs are left out" in text

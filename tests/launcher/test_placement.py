@@ -11,8 +11,8 @@ from agentrl.configs import ConfigError
 from agentrl.configs.parsing import Layer, config_of, read_flags
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.gpu_plan import asked_of, place_or_refuse, plan_lines
-from agentrl.launcher.inventory import Inventory, described
-from agentrl.launcher.placement import USABLE, Asked, ModelSizes, Placement, place
+from agentrl.launcher.inventory import GIB, Inventory, described
+from agentrl.launcher.placement import RELEASED, USABLE, Asked, ModelSizes, Placement, place
 from agentrl.training.model.memory_model import MemorySetup
 
 BF16 = MemorySetup(tokens=1, bf16=True)
@@ -119,6 +119,14 @@ def test_one_gpu_is_shared_in_turns_and_the_service_takes_what_the_trainer_leave
     plan = place_or_refuse(described("1x80"), SMALL, ASKED)
     assert plan.in_turns and plan.serve is not None
     assert 0.5 < plan.serve.share < USABLE
+    # Service and trainer would not fit together at a resume, so that the service makes room first.
+    train = plan.train
+    assert plan.serve.share * plan.inventory.free + train.loaded > USABLE * plan.inventory.free
+    assert train.between < train.loaded < train.peak <= USABLE * plan.inventory.free - RELEASED
+    assert any(
+        f"released before it loads (at a resume {train.loaded / GIB:.1f} GiB)" in line
+        for line in plan_lines(plan)
+    )
 
 
 def test_a_refusal_names_what_would_fit_and_it_does() -> None:

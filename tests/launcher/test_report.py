@@ -164,7 +164,7 @@ async def test_the_summary_counts_what_the_database_and_the_metrics_hold(
         "rows": {"trained": 2, "waiting": 2, "evicted": 1},
         "quarantined": {"groups": 0, "records": 0, "rows": 0},
         "max_staleness": 2,
-        "tokens": {"sampled": 9 * 30, "trained": 200},
+        "tokens": {"sampled": 9 * 30, "trained": 200, "replayed": 0},
         "conversations": {"records": 9, "segments": 18, "continuations": 27, "drifts": 9},
     }
     points = [(point.step, point.records, point.success) for point in report.curve]

@@ -116,6 +116,26 @@ def test_each_run_is_listed_with_its_state_by_what_is_in_its_folder(
     assert "4/4" in printed and "0.25 → 0.75" in printed and "output/done" in printed
 
 
+def test_a_run_of_evaluations_has_no_steps_and_the_success_of_the_last_one(
+    agentrl: Command,
+) -> None:
+    folder = Path("output/eval")
+    (folder / "eval").mkdir(parents=True)
+    write_launch(folder, LaunchRecord("eval", ["--run_name", "eval"], status=0))
+    for number, (model, success) in enumerate((("old/model", 0.25), ("new/model", 0.75))):
+        report = folder / "eval" / f"model-{number}.json"
+        found = {"mean": success, "low": 0.1, "high": 0.9}
+        report.write_text(
+            json.dumps({"checkpoint": model, "task_file": "held.jsonl", "pass_at": {"1": found}})
+        )
+        os.utime(report, (1000 + number, 1000 + number))
+    status, printed, _ = agentrl("runs")
+    assert status == 0
+    [line, note] = printed.splitlines()[1:]
+    assert line.split()[:4] == ["eval", "finished", "-", "0.75"]
+    assert note == "eval: 2 evaluations, the last: new/model on held.jsonl"
+
+
 def test_a_supervised_run_is_finished_at_the_end_of_its_steps_or_epochs(agentrl: Command) -> None:
     for name, step, epoch, most in (
         ("by_epochs", 6, 2.0, 0), ("half_way", 3, 1.0, 0), ("by_steps", 4, 0.5, 4),

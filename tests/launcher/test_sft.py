@@ -72,7 +72,7 @@ def test_it_learns_and_its_model_is_a_folder_that_transformers_loads(tmp_path: P
     assert "finished after step 12, and flags differ (--learning_rate 1e-3 → 5e-4" in other
     assert "wrote" not in other
     [row] = [line for line in runs(tmp_path) if line.startswith("sft ")]
-    assert row.split()[1:3] == ["finished", "12/?"]
+    assert row.split()[1:3] == ["finished", "12/12"]
     # With another model alone, the model is named.
     trained = str(tmp_path / "output" / "sft" / "model")
     moved = said(sft(tmp_path, "--num_train_epochs", "2", "--model", trained), status=2)

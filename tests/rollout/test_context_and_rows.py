@@ -22,7 +22,7 @@ from agentrl.databases.documents import (
 )
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
-from agentrl.rollout.groups.row_building import TooLong, build_row, replay
+from agentrl.rollout.groups.row_building import NothingToTrain, build_row, replay
 
 
 def make_record(score: float | None = 1.0) -> Record:
@@ -374,5 +374,44 @@ def test_turns_beyond_the_longest_sequence_are_not_trained_and_not_in_the_row() 
     assert paths == [[1, 2, 3, 10, 11, 99, 4, 5, 20, 21], [1, 2, 3, 30, 40, 99]]
     short = build_row(make_record(), turns, 0.5, 1.0, 7, 7)
     assert max(sum(short.tree.lengths[n] for n in path) for path in short.tree.paths()) == 7
-    with pytest.raises(TooLong, match="no turn of record r ends within 5 tokens"):
+    with pytest.raises(NothingToTrain, match="no turn of record r ends within 5 tokens"):
         build_row(make_record(), turns, 0.5, 1.0, 7, 5)
+
+
+def test_turns_of_agents_have_the_advantages_of_their_agents() -> None:
+    context = TokenContext()
+    context.begin_segment([1, 2])
+    turns = []
+    for number, agent in enumerate(("planner", "critic", "scout")):
+        turn = generate(context, output_of(10 + number, 20 + number))
+        turns.append(turn.model_copy(update={"agent": agent}))
+        context.observe([3])
+    failed = turns[1].model_copy(update={"status": TurnStatus.FORMAT_ERROR})
+    own = {"planner": -0.25, "critic": 2.0}
+    record = make_record().model_copy(update={"agent_advantages": own})
+    row = build_row(record, turns, 0.5, 1.0, 7)
+    trained = row.tree["mask"] == 1
+    assert row.tree["advantages"][trained].tolist() == [-0.25] * 2 + [2.0] * 2 + [0.5] * 2
+    row = build_row(record, [turns[0], failed, turns[2]], 0.5, 1.0, 7)
+    assert row.tree["advantages"][trained].tolist() == [-0.25] * 2 + [0.0] * 2 + [0.5] * 2
+
+
+def test_a_turn_of_another_model_is_passed_over_wherever_it_stands() -> None:
+    context = TokenContext()
+    assert context.pass_turn() == 0
+    context.begin_segment([1, 2])
+    first = generate(context, output_of(10, 11))
+    assert context.pass_turn() == 2
+    context.observe([3])
+    last = generate(context, output_of(12))
+    other = first.model_copy(update={
+        "id": "r-0", "turn": 0, "segment": -1, "output_ids": b"", "prompt_delta_ids": b"",
+        "trained": False,
+    })  # fmt: skip
+    turns = [other, first, other.model_copy(update={"id": "r-2", "turn": 2}), last]
+    row = row_of(turns)
+    assert row.tree["ids"].tolist() == [1, 2, 10, 11, 3, 12]
+    assert row.tree["mask"].tolist() == [0, 0, 1, 1, 0, 1] and row.prompt_len == 2
+    assert np.array_equal(context.tree()["ids"], row.tree["ids"])
+    with pytest.raises(ValueError, match="turn 2 is missing"):
+        row_of([*turns[:2], last])

@@ -80,7 +80,7 @@ async def scored_group(
 
 
 def finaliser(
-    database: RunDatabase, owner: str, lease_seconds: float = 60, **reward: bool
+    database: RunDatabase, owner: str, lease_seconds: float = 60, **reward: Any
 ) -> Finaliser:
     records = RecordLedger(database, lease_seconds=60)
     return Finaliser(
@@ -179,6 +179,23 @@ async def test_what_a_filter_leaves_out_is_abandoned(database: RunDatabase) -> N
     await database.records.update_many({}, {"$set": {"score": 1.0}})
     assert await finaliser(database, "a", drop_zero_advantage=True).finalise(task) == 0
     assert await database.records.count_documents({"status": RecordStatus.ABANDONED}) == 3
+
+
+async def test_rewards_of_agents_make_the_advantages_of_their_turns_and_some_train_nothing(
+    database: RunDatabase,
+) -> None:
+    task = await scored_group(database)
+    for rollout, reward in enumerate((4.0, 0.0)):
+        found = {"_id": f"group-t{rollout}-a0"}
+        await database.records.update_one(found, {"$set": {"agent_rewards.coder": reward}})
+    await database.turns.update_many({}, {"$set": {"agent": "coder"}})
+    await database.turns.update_one({"record_id": "group-t2-a0"}, {"$set": {"trained": False}})
+    assert await finaliser(database, "a", advantage="mean").finalise(task) == 2
+    settled = [document async for document in database.records.find().sort("_id")]
+    assert [record["agent_advantages"] for record in settled] == [{"coder": 2}, {"coder": -2}, {}]
+    assert (settled[2]["status"], settled[2]["left_out"]) == ("abandoned", "not_trained")
+    for row, advantage in zip(await rows_of(database), (2.0, -2.0), strict=True):
+        assert set(row.tree["advantages"][row.tree["mask"] == 1]) == {advantage}
 
 
 async def test_a_record_without_turns_is_abandoned_and_the_others_are_rows(

@@ -196,3 +196,22 @@ def test_the_same_group_always_has_the_same_rewards(
     records: list[Record], config: RewardConfig
 ) -> None:
     assert apply_group_rules("a", records, config) == apply_group_rules("a", records, config)
+
+
+def test_agents_with_rewards_of_their_own_are_compared_with_themselves() -> None:
+    records = [
+        record(0, 1.0, agent_rewards={"planner": 1.0, "critic": 0.0}),
+        record(1, 1.0, agent_rewards={"planner": 0.0}),
+        record(2, 1.0, agent_rewards={"critic": 4.0}),
+        record(3, 1.0),
+    ]
+    config = RewardConfig(advantage="mean", adv_scaling=2.0)
+    outcomes = apply_group_rules("a", records, config)
+    assert [outcome.agent_advantages for outcome in outcomes] == [
+        {"planner": 1.0, "critic": -4.0}, {"planner": -1.0}, {"critic": 4.0}, {},
+    ]  # fmt: skip
+    assert [outcome.advantage for outcome in outcomes] == [0.0] * 4
+    # A Record without contrast in its score is trained by its agents' rewards.
+    assert [outcome.left_out for outcome in outcomes] == [None, None, None, "drop_zero_advantage"]
+    least = apply_group_rules("a", records, RewardConfig(advantage="mean", minimal_advantage=1.0))
+    assert [outcome.left_out is None for outcome in least] == [False, False, True, False]

@@ -7,7 +7,13 @@ import pytest
 from forked import Forked
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.services import acknowledge, live_services, record_memory, register
+from agentrl.databases.services import (
+    acknowledge,
+    live_services,
+    record_memory,
+    register,
+    register_urls,
+)
 from agentrl.inference.client import SGLangClient
 from agentrl.inference.memory import MemoryState
 from agentrl.inference.protocol import GenerateRequest, RequestRejected, SamplingParams
@@ -71,6 +77,26 @@ async def test_a_service_gives_its_memory_back_and_takes_it_again(
         await client.continue_()
         made = await client.generate(GenerateRequest("r", PROMPT, SamplingParams(4)))
     assert made.versions[0].version == 3
+
+
+async def test_a_service_makes_room_before_its_first_publication(
+    database: RunDatabase, start: Callable[[str], str]
+) -> None:
+    """While the trainer loads. One given by URL would not say that it was started again since."""
+    url, given = start("default"), start("default")
+    await register(database, url, "m", 8)
+    await register_urls(database, [given])
+    assert await GpuSharing(database, 60).release() == 1
+    assert await states(database) == {url: MemoryState.RELEASED, given: MemoryState.HELD}
+    await GpuSharing(database, 60).resume()
+    assert await states(database) == {url: MemoryState.HELD, given: MemoryState.HELD}
+    async with SGLangClient(url) as client:
+        await client.continue_()
+        assert (await client.generate(GenerateRequest("r", PROMPT, SamplingParams(4)))).output_ids
+
+    assert await GpuSharing(database, 60).release() == 1
+    await register(database, url, "m", 8)  # it was started again
+    assert await GpuSharing(database, 60).release() == 0, "it has nothing that it could release"
 
 
 async def test_a_service_that_was_started_since_is_not_resumed(

@@ -12,7 +12,13 @@ from published_models import MODELS
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from agentrl.cli import main as agentrl
-from agentrl.training.model.memory_model import MemorySetup, ModelShape, estimate, longest_line
+from agentrl.training.model.memory_model import (
+    MemorySetup,
+    ModelShape,
+    estimate,
+    layer_bytes,
+    longest_line,
+)
 from agentrl.training.model.memory_report import shape_of
 
 DOCS = HERE.parents[1] / "docs" / "reference" / "memory.md"
@@ -61,7 +67,11 @@ def test_each_degree_and_flag_takes_from_what_it_should() -> None:
     assert with_(bf16=True)["gathered"] == pytest.approx(0.5)
     assert with_(checkpointing=True)["saved"] < 0.2
     offloaded = estimate(SHAPE, replace(SETUP, fsdp=2, param_offload=True))
-    assert offloaded.states == 0 and offloaded.host == 16 * 1750
+    # Weights and gradients are pinned, and torch rounds up to twice of that.
+    assert offloaded.states == 0 and offloaded.host == (2 * 8 + 8) * 1750
+    away = estimate(SHAPE, replace(SETUP, fsdp=2, tokens=64, activation_offloading=True))
+    layers = 3 * 64 * layer_bytes(SHAPE, SETUP)
+    assert away.host == 2 * layers and away.saved == plain.saved - layers + layers // 3
     frozen = estimate(replace(SHAPE, layer_trained=10, root_trained=0), SETUP)
     assert (frozen.optimizer, frozen.gradients) == (8 * 30, 4 * 30)
     assert frozen.weights == 4 * 3500

@@ -1,6 +1,7 @@
 """What is written about a step, and where."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -110,12 +111,28 @@ def test_swanlab_is_told_the_project_of_its_variables(
     opened: list[tuple[str, dict[str, object]]] = []
 
     def opens(self: Accelerator, project: str, config: object, each: dict[str, object]) -> None:
+        assert "SWANLAB_PROJECT" not in os.environ, "SwanLab 0.10 reads it as JSON"
+        assert os.environ["SWANLAB_INTERACTIVE"] == "false"
         opened.append((project, each))
 
     monkeypatch.setattr(Accelerator, "init_trackers", opens)
+    monkeypatch.delenv("SWANLAB_INTERACTIVE", raising=False)
     writer(tmp_path, 0, "--run_name", "mine", "--report_to", "tensorboard")
     monkeypatch.setenv("SWANLAB_PROJECT", "agents")
     monkeypatch.setenv("SWANLAB_WORKSPACE", "team")
     writer(tmp_path, 0, "--run_name", "mine", "--report_to", "tensorboard")
     named = {"swanlab": {"experiment_name": "mine", "workspace": "team"}}
     assert opened == [("mine", {}), ("agents", named)]
+
+
+def test_a_tracker_that_refuses_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object) -> None:
+        raise RuntimeError("Failed to initialize SwanLab in online mode:\nno API key.")
+
+    monkeypatch.setattr(Accelerator, "init_trackers", refuses)
+    with pytest.raises(
+        ConfigError, match=r"tensorboard: Failed .* mode: no API key; SwanLab wants"
+    ):
+        writer(tmp_path, 0, "--report_to", "tensorboard")

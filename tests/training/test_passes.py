@@ -1,5 +1,7 @@
 """Losses that depend on more than a micro-batch holds: the same gradient however it is divided."""
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from accelerate import Accelerator
@@ -7,6 +9,7 @@ from tiny import linear_rows, make_row, sequences_of, tiny_model
 from torch import Tensor
 
 from agentrl.configs import ComputeConfig, LossConfig
+from agentrl.databases.documents import DBRecordData
 from agentrl.training.losses import BatchTotals, LossInputs, Scope
 from agentrl.training.model.prepare import prepare_model
 from agentrl.training.parallel import make_mesh
@@ -52,11 +55,14 @@ def _token_losses(token_losses: Tensor, inputs: LossInputs) -> TokenLosses:
     return TokenLosses(token_losses.detach(), none, none, none, none, reference_kl=None)
 
 
-def gradients(objective: Objective, budget: int) -> tuple[list[Tensor], RunningStatistics]:
+def gradients(
+    objective: Objective, budget: int, rows_of: Sequence[DBRecordData] = ()
+) -> tuple[list[Tensor], RunningStatistics]:
     mesh = make_mesh(Accelerator(cpu=True))
     model = tiny_model()
     prepare_model(model, mesh, ComputeConfig())
-    rows = [sequences_of(row) for row in [*linear_rows(5), make_row("tree", 9, TREE)]]
+    chosen = rows_of or [*linear_rows(5), make_row("tree", 9, TREE)]
+    rows = [sequences_of(row) for row in chosen]
     running = RunningStatistics(mesh.device)
     schedule = make_schedule(model, rows, budget, 1, mesh)
     PolicyPasses(model, schedule, objective, 16, mesh, NO_AUXILIARY_OUTPUTS).add_gradients(running)
@@ -74,3 +80,35 @@ def test_any_division_into_micro_batches_has_the_gradient_of_the_whole(
         for ours, theirs in zip(parts, whole, strict=True):
             torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-4)
         torch.testing.assert_close(same._sums, said._sums)
+
+
+def test_tokens_of_an_agent_that_is_not_trained_have_no_gradient_and_count_for_nothing() -> None:
+    """Two turns of a conversation: the second one is another agent's, in a branch of its own."""
+    nodes = [(0, 6, -1), (6, 14, 0), (14, 24, 0)]
+    both, one = make_row("row", 1, nodes), make_row("row", 1, nodes, trained_nodes=[1])
+    assert 0 < one.n_train_tokens < both.n_train_tokens
+    config = LossConfig()
+    theirs = one.tree.places([2])
+    for row in (both, one):
+        columns = row.tree.columns
+        advantages = columns["advantages"].copy()
+        advantages[:] = 0.0
+        advantages[theirs] = 100.0
+        row.tree = row.tree.with_columns(advantages=advantages)
+    assert any(
+        gradient.abs().max() > 0 for gradient in gradients(Objective(config), 10_000, [both])[0]
+    )
+    nothing, _ = gradients(Objective(config), 10_000, [one])
+    assert all(torch.equal(gradient, torch.zeros_like(gradient)) for gradient in nothing)
+    # With an advantage for the trained agent, what the other one's tokens say changes no bit.
+    found = []
+    for of_other in (0.0, 100.0):
+        advantages = one.tree["advantages"].copy()
+        advantages[:], advantages[theirs] = 1.0, of_other
+        logprobs = one.tree["logprobs"].copy()
+        logprobs[theirs] -= of_other
+        row = one.model_copy(update={
+            "tree": one.tree.with_columns(advantages=advantages, logprobs=logprobs)})  # fmt: skip
+        found.append(gradients(Objective(config), 10_000, [row])[0])
+    assert any(gradient.abs().max() > 0 for gradient in found[0])
+    assert all(map(torch.equal, *found))

@@ -139,7 +139,9 @@ def test_services_have_the_device_when_the_trainer_has_left_it(
 ) -> None:
     learners: list[Learner] = []
     held: list[int] = []
+    released: list[int] = []
     make, publish = Learner.__init__, RunCoordinator.publish
+    release = RunCoordinator.release_gpus
 
     def remember(self: Learner, *args: object, **kwargs: object) -> None:
         make(self, *args, **kwargs)
@@ -149,10 +151,16 @@ def test_services_have_the_device_when_the_trainer_has_left_it(
         held.append(device_bytes(learners[0]))
         return await publish(self, *args)
 
+    async def note(self: RunCoordinator) -> int:
+        released.append(len(learners))
+        return await release(self)
+
+    monkeypatch.setattr(RunCoordinator, "release_gpus", note)
     monkeypatch.setattr(Learner, "__init__", remember)
     monkeypatch.setattr(RunCoordinator, "publish", look)
     run.add(linear_rows(4))
     turns = ["--sync_sampling", "true", "--inf_share_gpus", "true", "--save_steps", "1"]
     assert main(run.flags("--enable_sampling", "false", *turns)) == 0
     assert held == [0, 0]  # the start weights, and those of the step
+    assert released == [0, 1]  # before the model is loaded, and for the step
     assert len(run.metrics()) == 1 and (run.output / "checkpoint-1").is_dir()

@@ -8,10 +8,11 @@ from collections.abc import Iterator
 from agentrl.configs.config import Config, RunConfig
 from agentrl.configs.flag import ConfigError, comma_separated
 from agentrl.configs.losses import loss_defaults
-from agentrl.configs.sampling import RewardConfig
+from agentrl.configs.sampling import AgentConfig, RewardConfig
 from agentrl.configs.training import LossConfig, OptimizerConfig
 from agentrl.configs.unused_flags import check_unused
 
+FORK_ESTIMATORS = ("mean_std", "mean", "leave_one_out")  # `rollout/groups/fork_values.py`
 _MIN_TURNS = 1  # the original AgentRL's default, which counts as not given
 
 Refusals = Iterator[tuple[bool, str]]  # whether the refusal applies, and its message
@@ -26,6 +27,8 @@ def check_combinations(config: Config) -> None:
         _of_the_group(config.reward),
         _of_the_optimizer(config.optimizer),
         _of_sampling(config),
+        _of_forks(config),
+        _of_agents(config.agent),
         _of_devices(config),
     ):
         for refused, reason in refusals:
@@ -69,6 +72,25 @@ def _of_sampling(config: Config) -> Refusals:
     )
 
 
+def _of_agents(agent: AgentConfig) -> Refusals:
+    given = {
+        "train_agents": agent.train_agents,
+        "agent_of_turn": agent.agent_of_turn,
+        "agent_models": agent.agent_models,
+    }
+    for flag, value in given.items():
+        yield (
+            value is not None and "program" not in (agent.agent_name, *_programs(agent)),
+            f"--{flag} {value}: tells the agents of a program apart, and has no effect without "
+            "--agent_name program; leave it out",
+        )
+
+
+def _programs(agent: AgentConfig) -> list[str]:
+    """The agent that tasks may name, if there is a program to run."""
+    return ["program"] if agent.agent_command or agent.agent_entry else []
+
+
 def _of_the_group(reward: RewardConfig) -> Refusals:
     given = {
         "balance_equally true": reward.balance_equally,
@@ -89,6 +111,26 @@ def _of_the_group(reward: RewardConfig) -> Refusals:
         f"--reserve_context_error_count {reward.reserve_context_error_count}: has no effect with "
         "--efficient_rewarding true, which keeps all; leave one of the two out",
     )
+
+
+def _of_forks(config: Config) -> Refusals:
+    turns, reward = config.sampling.fork_turns, config.reward
+    yield (
+        turns > 0 and reward.estimator not in FORK_ESTIMATORS,
+        f"--fork_turns {turns}: the values of forked turns need --advantage "
+        f"{', '.join(FORK_ESTIMATORS[:-1])} or {FORK_ESTIMATORS[-1]}, not {reward.estimator}",
+    )
+    moved = {
+        "efficient_rewarding": reward.efficient_rewarding,
+        "efficiency_bonus": reward.efficiency_bonus,
+        "balance_sample": reward.balance_sample,
+    }
+    for flag, given in moved.items():
+        yield (
+            turns > 0 and given,
+            f"--{flag} true: compares rollouts of a group as if all began with the prompt; leave "
+            "it or --fork_turns out",
+        )
 
 
 def _of_devices(config: Config) -> Refusals:

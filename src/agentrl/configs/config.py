@@ -153,6 +153,12 @@ class Config:
         return max(0, self.staleness_bound - (self.services.publish_steps - 1))
 
     @property
+    def group_size(self) -> int:
+        """The most rollouts of a training group: `--num_generations`, and their forks."""
+        sampling = self.sampling
+        return sampling.num_generations * (1 + sampling.fork_turns * sampling.forks)
+
+    @property
     def micro_batch_tokens(self) -> int:
         """Largest number of tokens of one forward pass."""
         return self.compute.micro_batch_tokens or self.sampling.max_tokens

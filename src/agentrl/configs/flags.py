@@ -42,8 +42,8 @@ class Flag:
         if self.type is str:
             return text
         try:
-            value: Value = _TRUTHS[text.lower()] if self.type is bool else self.type(text)
-        except (KeyError, ValueError):
+            value: Value = read_truth(text) if self.type is bool else self.type(text)
+        except ValueError:
             raise ConfigError(f"--{self.name} {text}: must be {_WANTED[self.type]}") from None
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"--{self.name} {text}: must be a finite number")
@@ -132,6 +132,14 @@ class Flag:
             return self.info.help
         function = ", or path/to/file.py:function" if self.info.function else ""
         return f"{self.info.help}; one of {', '.join(self.info.choices)}{function}"
+
+
+def read_truth(text: str) -> bool:
+    """Convert a text that says true or false. Raises `ValueError` if it is none."""
+    try:
+        return _TRUTHS[text.lower()]
+    except KeyError:
+        raise ValueError("must be true or false") from None
 
 
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number"}

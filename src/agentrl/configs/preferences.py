@@ -13,6 +13,8 @@ class PreferenceConfig:
 
     beta: how far the policy may go from the reference; a larger value keeps it closer
     label_smoothing: the share of pairs that are taken to be the wrong way round, of `robust`
+    precompute_ref_log_probs: whether the reference is computed once, before the first step; None:
+        where training goes through its pairs more than once
 
     Raises `ConfigError` for values that are out of range or have no effect.
     """
@@ -20,6 +22,7 @@ class PreferenceConfig:
     loss_type: str = "sigmoid"
     beta: float = 0.1
     label_smoothing: float = 0.0
+    precompute_ref_log_probs: bool | None = None
 
     def __post_init__(self) -> None:
         if self.loss_type not in LOSS_TYPES:

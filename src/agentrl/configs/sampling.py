@@ -76,6 +76,19 @@ class SamplingConfig:
     num_generations: int = flag(
         8, "number of rollouts of each training task, which form one group", least=1
     )
+    fork_turns: int = flag(
+        0,
+        "largest number of turns of a finished rollout of training at which it is forked: sampled "
+        "anew from there, for the credit of its turns (0: no forks)",
+        least=0,
+    )
+    fork_at: str = flag(
+        "entropy",
+        "which turns are forked: those of the highest entropy, every one (or --fork_turns of them, "
+        "evenly), or those after a failed tool call",
+        choices=("entropy", "every", "after_tool_error"),
+    )
+    forks: int = flag(2, "number of forks at each forked turn", least=1)
     sampler_processes: int | None = flag(
         None,
         "number of sampler processes on a machine",
@@ -282,6 +295,34 @@ class AgentConfig:
         "the task and the session",
         unset="none",
         belongs=FlagClass.DATA,
+    )
+    train_agents: str | None = flag(
+        None,
+        "names of the agents of a program that are trained, separated by commas; turns of others "
+        "are sampled from the same weights and not trained",
+        unset="all",
+        kind="LIST",
+    )
+    agent_of_turn: str | None = flag(
+        None,
+        "function that names the agent of a program's request without the header x-agentrl-agent, "
+        "written as FILE.py:NAME; it takes the messages and the tools",
+        unset="a name that follows from system prompt and tools",
+    )
+    agent_models: str | None = flag(
+        None,
+        "agents of a program that other models answer, separated by commas, each with the URL of "
+        "an OpenAI-compatible API, as in critic=https://api.host/v1; a request names the model",
+        unset="none",
+        kind="LIST",
+    )
+    agent_models_key_env: str | None = flag(
+        None,
+        "name of the environment variable that holds the key of --agent_models",
+        unset="OPENAI_API_KEY, if it is set",
+        kind="NAME",
+        check=check_variable_name,
+        belongs=FlagClass.OWN,
     )
     mcp_manager_url: str | None = flag(
         None,

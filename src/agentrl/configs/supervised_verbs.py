@@ -1,11 +1,11 @@
 """The command lines of `agentrl sft` and `agentrl dpo`, and of the processes that they launch."""
 
-from argparse import Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 
 from agentrl.configs.command_line import RUN_FLAGS_EPILOG, Parser, run_parser
 from agentrl.configs.config import Config
-from agentrl.configs.flags import flags_named
+from agentrl.configs.flags import flags_named, read_truth
 from agentrl.configs.parsing import (
     Layer,
     config_of,
@@ -141,6 +141,16 @@ def _add_preference(parser: Parser, loss_type: str | None) -> None:
         help="share of the pairs that --loss_type robust takes to be the wrong way round, below "
         "0.5 (default: 0)",
     )
+    parser.add_argument(
+        "--precompute_ref_log_probs",
+        metavar="true|false",
+        nargs="?",
+        const=True,
+        type=_truth,
+        help="compute the reference's logprobs of all pairs once before the first step, instead of "
+        "in each step; its model then takes no memory while training (default: true where training "
+        "goes through the pairs more than once)",
+    )
 
 
 def parse_supervised(
@@ -162,4 +172,13 @@ def parse_supervised(
 
 def preference_of(own: Namespace, config: Config) -> PreferenceConfig:
     """The preference loss of a parsed command line. Raises `ConfigError`."""
-    return PreferenceConfig(own.loss_type, config.loss.beta, own.label_smoothing)
+    return PreferenceConfig(
+        own.loss_type, config.loss.beta, own.label_smoothing, own.precompute_ref_log_probs
+    )
+
+
+def _truth(text: str) -> bool:
+    try:
+        return read_truth(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{text}: {error}") from None

@@ -14,6 +14,7 @@ from agentrl.configs.training import LossConfig
 
 # Flags that describe a layer, by the flag that switches the layer on.
 _SWITCHES: Mapping[str, tuple[str, ...]] = {
+    "fork_turns": ("fork_at", "forks"),
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
     "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
     "importance_weight_cap_ratio": ("out_of_date_decay",),
@@ -64,11 +65,11 @@ def _check_ratio(loss: LossConfig, given: Mapping[str, str]) -> None:
 
 
 def _given(config: Config) -> Iterator[tuple[str, str]]:
-    """The name and text of each flag of the trainer that has another value than its default.
+    """The name and text of each flag that may have no effect, if its value is not its default.
 
     What is switched off counts as not given, also where its default is that of a loss.
     """
-    for group in (config.loss, config.critic, config.model):
+    for group in (config.loss, config.critic, config.model, config.sampling):
         for item in fields(group):
             value = getattr(group, item.name)
             if value != item.default and value is not False:

@@ -211,6 +211,54 @@ def rescore_parser() -> Parser:
     return parser
 
 
+def replay_parser() -> Parser:
+    """The parser of `agentrl replay`."""
+    parser = Parser(
+        "agentrl replay",
+        "Run the programs of a run's stored trajectories again. What they ask is answered from the "
+        "ledger, and nothing of the run changes.",
+        usage="agentrl replay RUN [RECORD ...] [--check] [--flag value ...]",
+        epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED}",
+    )
+    _add_name(parser)
+    parser.add_argument(
+        "records",
+        metavar="RECORD",
+        nargs="*",
+        help="ids of trajectories to replay (default: the newest, and with --check all finished "
+        "ones)",
+    )
+    parser.add_argument(
+        "--where",
+        nargs="+",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="conditions that all trajectories fulfil, as those of `agentrl show` (default: none)",
+    )
+    parser.add_argument(
+        "--count",
+        metavar="N",
+        type=_count,
+        help="largest number of trajectories, of which the newest are taken (default: 1, and with "
+        "--check all)",
+    )
+    parser.add_argument(
+        "--split",
+        choices=("train", "eval"),
+        default="train",
+        help="split of the trajectories: training or evaluation (default: train)",
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="test the program: ask no service, print what differs from the records, and exit with "
+        "status 1 if anything does",
+    )
+    parser.add_config()
+    parser.add_run_flags()
+    return parser
+
+
 def config_parser() -> Parser:
     """The parser of `agentrl config`."""
     parser = Parser(
@@ -389,6 +437,32 @@ def db_parser() -> Parser:
         "Open a run's database and print its address for MongoDB Compass, until Ctrl-C.",
     )
     _add_run(parser)
+    return parser
+
+
+def view_parser() -> Parser:
+    """The parser of `agentrl view`."""
+    parser = Parser(
+        "agentrl view",
+        "Open pages about runs in a browser: curves, tasks, trajectories, failures. Until Ctrl-C.",
+    )
+    parser.add_argument(
+        "run", metavar="RUN", nargs="?", help="run whose page is opened (default: the list of runs)"
+    )
+    parser.add_argument(
+        "--output_root",
+        metavar="DIR",
+        default="output",
+        help="folder of the runs (default: output)",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1",
+        help="address to listen on (default: 127.0.0.1); another one needs AGENTRL_VIEW_PASSWORD",
+    )  # fmt: skip
+    parser.add_argument(
+        "--port", type=int, default=8265, help="port to listen on; 0: a free one (default: 8265)"
+    )
+    parser.add_run_flags(("db_connection_string",), {"db_connection_string": "default: DB_URL"})
     return parser
 
 

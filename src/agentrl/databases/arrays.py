@@ -5,6 +5,7 @@ float32 takes 4, and a mask entry 1.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ FLOAT32 = np.dtype("<f4")
 UINT8 = np.dtype("u1")
 
 
-def pack_ints(values: Sequence[int] | NDArray[np.int32]) -> bytes:
+def pack_ints(values: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
     """Token ids or policy versions [n] as int32 bytes."""
     return np.asarray(values, dtype=INT32).tobytes()
 

@@ -108,6 +108,8 @@ class RunDatabase:
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
     evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`
+    step_metrics = _Collection("step_metrics")  # figures of the trainer's steps: `step_metrics.py`
+    notes = _Collection("notes")  # Note, of people on Records
     keys = _Collection("keys")  # of its services: `service_key.py`
     outages = _Collection("outages")  # what each sampler waits for: `outages.py`
 
@@ -219,6 +221,12 @@ _INDEXES: dict[str, list[IndexModel]] = {
         ),
         # what sums over a run ask for, by policy: no document is read for them
         IndexModel([(field, ASCENDING) for field in _SUMMED], name="results"),
+        # Records with turns that were not sampled again
+        IndexModel(
+            [("split", ASCENDING), ("replay.tokens", ASCENDING)],
+            name="replayed",
+            partialFilterExpression={"replay.tokens": {"$gt": 0}},
+        ),
         # attempts that failed
         IndexModel(
             [("split", ASCENDING), ("finished_at", ASCENDING)],

@@ -140,8 +140,15 @@ def epoch_places(epoch: int) -> dict[str, int]:
     return {"$gte": group_order(epoch, 0), "$lt": group_order(epoch + 1, 0)}
 
 
+class Fork(SubDocument):
+    """Where a rollout branches off: it has the turns of `record` before `turn`, and its own."""
+
+    record: str
+    turn: int
+
+
 class Slot(SubDocument):
-    """One rollout of a Task, numbered by `rollout` from 0.
+    """One rollout of a Task, numbered by `rollout` from 0. Forks follow the others.
 
     `attempt`: leases that ended without a trajectory; part of the Record's id.
     `failures`: attempts that count against `max_failures`.
@@ -163,6 +170,7 @@ class Slot(SubDocument):
     scoring_failures: int = 0
     not_before: datetime | None = None  # of a sampled slot: the earliest time to score it
     record: str | None = None
+    fork: Fork | None = None  # None: it begins with the prompt
     score: float | None = None
     error: str | None = None
 
@@ -241,6 +249,21 @@ class VersionRange(SubDocument):
     max: int
 
 
+class Stretch(SubDocument):
+    """Turns of a Record with the same advantage: from `turn` on, up to the next stretch."""
+
+    turn: int
+    advantage: float
+
+
+class Replay(SubDocument):
+    """What of a Record was answered by stored turns and not sampled again."""
+
+    turns: int = 0
+    tokens: int = 0  # generated ones
+    diverged: int | None = None  # the first turn whose request equals none that was left
+
+
 class ToolCall(SubDocument):
     """A tool call of the model or of the agent's code (`by_agent`), and its result."""
 
@@ -292,6 +315,9 @@ class Record(Document):
     own_calls: list[ToolCall] = Field(default_factory=list)  # calls of the agent's code
     tokens: TokenCounts = Field(default_factory=TokenCounts)
     versions: VersionRange | None = None
+    replay: Replay | None = None
+    fork: Fork | None = None
+    agent_rewards: dict[str, float] = Field(default_factory=dict)  # that a program reported
     final_answer: str | None = None
     stop_reason: StopReason | None = None
     score: float | None = None  # of a scored Record, None means that a scorer gave no score
@@ -300,6 +326,8 @@ class Record(Document):
     meta_infos: dict[str, Any] = Field(default_factory=dict)  # what an agent notes, for its scoring
     score_history: list[Scoring] = Field(default_factory=list)  # by `agentrl rescore`, oldest first
     advantage: float | None = None
+    stretches: list[Stretch] = Field(default_factory=list)  # of a group with forks: by turns
+    agent_advantages: dict[str, float] = Field(default_factory=dict)  # of `agent_rewards`
     left_out: str | None = None  # why an abandoned Record is not trained
     error: str | None = None
     started_at: datetime | None = None
@@ -339,10 +367,14 @@ class DispatchedSamplingTask(Document):
     The prompt is the prompt and output of the previous turn in the segment, plus
     `prompt_delta_ids`. In the first turn of a segment it is the first `shared_len` tokens of turn
     `parent` (prompt and output), plus `prompt_delta_ids`.
+
+    A turn of another model has texts and no tokens. It is of no segment.
     """
 
     record_id: str
     turn: int
+    agent: str | None = None  # which agent of a program
+    trained: bool = True  # whether its tokens may be trained; if not, they have mask 0
     status: TurnStatus = TurnStatus.COMPLETED
     segment: int
     parent: str | None = None  # in a segment's first turn: the turn whose tokens it shares
@@ -359,6 +391,8 @@ class DispatchedSamplingTask(Document):
     tool_calls: list[ToolCall] = Field(default_factory=list)
     format_error: str | None = None
     finish_reason: str
+    params: dict[str, Any] | None = None  # sampling parameters of the request; None: of old turns
+    replayed: str | None = None  # the stored turn whose answer this is, if it was not sampled
     versions: list[VersionSpan]
     cached_tokens: int = 0
     generate_latency_s: float
@@ -532,3 +566,11 @@ class Run(Document):
     version: int = -1
     n_groups: int = 0  # groups to sample, of a run without a trainer
     heartbeat: datetime | None = None
+
+
+class Note(Document):
+    """What a person wrote on a Record, in `agentrl view`. `_id` is the Record's."""
+
+    text: str = ""
+    labels: list[str] = Field(default_factory=list)
+    changed_at: datetime

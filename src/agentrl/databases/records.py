@@ -12,7 +12,7 @@ works on many: a write then waits a moment for others (`batches.py`). Slots and 
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -27,9 +27,11 @@ from agentrl.databases.documents import (
     Record,
     RecordStatus,
     SlotStatus,
+    Stretch,
     Task,
     ToolResult,
 )
+from agentrl.databases.earlier_attempts import earlier_turns
 from agentrl.databases.group_commit import GroupCommit, NotSent, Write
 from agentrl.databases.held_leases import HeldLeases
 from agentrl.databases.row_parts import divide
@@ -49,6 +51,7 @@ _FIXED = frozenset(
         "epoch",
         "owner",
         "agent_name",
+        "fork",
         "query",
         "started_at",
         "sampled_at",
@@ -70,13 +73,16 @@ class Settlement:
     """The new state of a Record when its group is finalised.
 
     `advantage`: None without a score. `left_out`: why it is abandoned. `error`: why it is
-    quarantined.
+    quarantined. `stretches`: advantages of its turns, in a group with forks. `agent_advantages`: of
+    agents with rewards of their own.
     """
 
     status: RecordStatus
     advantage: float | None
     left_out: str | None
     error: str | None = None
+    stretches: Sequence[Stretch] = ()
+    agent_advantages: Mapping[str, float] = field(default_factory=dict)
 
 
 class RecordLedger:
@@ -190,6 +196,16 @@ class RecordLedger:
 
         return await retry_through_outages(read, f"the turns of {len(records)} Records")
 
+    async def earlier_turns(self, claim: Claim, max_age: int) -> list[list[DispatchedSamplingTask]]:
+        """The turns of earlier attempts that the claim's attempt may use again, newest first.
+
+        See `earlier_attempts.py`.
+        """
+        return await retry_through_outages(
+            lambda: earlier_turns(self._database, claim, self.turns, max_age),
+            f"the attempts before {claim.record_id}",
+        )
+
     async def add_rows(self, rows: Sequence[DBRecordData]) -> None:
         """Store training rows; existing ones stay as they are."""
         # In a thread: heartbeats would wait for long rows.
@@ -225,6 +241,7 @@ class RecordLedger:
         for record, settlement in settlements.items():
             fields = asdict(settlement)
             status = fields.pop("status")
+            fields["stretches"] = [stretch.model_dump() for stretch in settlement.stretches]
             if settlement.error is not None:
                 fields["error"] = brief(settlement.error)
             scored = [RecordStatus.SCORED]
@@ -292,6 +309,7 @@ def new_record(claim: Claim, owner: str, default_agent: str) -> Record:
         epoch=claim.task.epoch,
         owner=owner,
         agent_name=claim.task.agent_name or default_agent,
+        fork=claim.fork,
         query=claim.task.query,
         started_at=datetime.now(UTC),
     )

@@ -20,12 +20,16 @@ from agentrl.databases.transitions import (
     TransitionRefused,
     group_settled,
     slots_changed,
+    slots_forked,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SlotEnd:
-    """A slot becomes `status` with `fields`. The other fields identify the lease that ends."""
+    """A slot becomes `status` with `fields`. The other fields identify the lease that ends.
+
+    `forks`: turns at which its rollout is forked: a slot is added for each.
+    """
 
     task: str
     rollout: int
@@ -34,6 +38,7 @@ class SlotEnd:
     record: str
     status: SlotStatus
     fields: Mapping[str, Expression]
+    forks: tuple[int, ...] = ()
 
     def slot_in(self, task: Mapping[str, Any]) -> Slot:
         """The slot that ends, as the document of its Task has it."""
@@ -141,8 +146,9 @@ class SlotEnds:
             for end, lease in zip(ends, leases, strict=True)
         ]
         query = {"_id": ends[0].task, "$or": [{"slots": slot} for slot in held]}
+        forked = [slots_forked(end.record, end.status, end.forks) for end in ends if end.forks]
         return query, [
-            *({"$set": {"slots": slots}} for slots in left),
+            *({"$set": {"slots": slots}} for slots in [*left, *forked]),
             *group_settled(self._finalisation),
         ]
 

@@ -26,6 +26,7 @@ from pymongo import ReturnDocument, UpdateOne
 from agentrl.databases.batches import Pace
 from agentrl.databases.connection import RunDatabase, retry_through_outages
 from agentrl.databases.documents import (
+    Fork,
     GroupOutcome,
     SlotStatus,
     Split,
@@ -83,6 +84,12 @@ class Claim:
     def record_id(self) -> str:
         """The `_id` of this attempt's Record."""
         return record_id(self.task.id, self.rollout, self.attempt)
+
+    @property
+    def fork(self) -> Fork | None:
+        """Where the rollout branches off another one; None if it begins with the prompt."""
+        slots = (slot for slot in self.task.slots if slot.rollout == self.rollout)
+        return next((slot.fork for slot in slots), None)
 
 
 def task_key(split: Split, epoch: int, task_id: str) -> str:
@@ -220,13 +227,17 @@ class TaskLedger:
 
         return await retry_through_outages(extend, "a heartbeat") if wanted else set()
 
-    async def complete(self, claim: Claim, score: float | None) -> Task | None:
+    async def complete(
+        self, claim: Claim, score: float | None, forks: Sequence[int] = ()
+    ) -> Task | None:
         """Complete the slot with its score (None: no score, or not yet).
 
+        `forks`: turns at which the rollout is sampled anew, each as a further slot of the group.
         Returns the Task if this ended the group's last slot: the caller then holds the group's
         finalisation. Raises `LeaseLost`.
         """
-        return await self.leave(claim, SlotStatus.COMPLETED, {"score": score, "error": None})
+        fields = {"score": score, "error": None}
+        return await self.leave(claim, SlotStatus.COMPLETED, fields, forks)
 
     async def fail(self, claim: Claim, error: str, *, retry: bool = True) -> Task | None:
         """The attempt ended in an error: retry the slot, or give it up after `max_failures`.
@@ -248,9 +259,13 @@ class TaskLedger:
         await self.leave(claim, SlotStatus.PENDING, again)
 
     async def leave(
-        self, claim: Claim, status: SlotStatus, fields: Mapping[str, Expression]
+        self,
+        claim: Claim,
+        status: SlotStatus,
+        fields: Mapping[str, Expression],
+        forks: Sequence[int] = (),
     ) -> Task | None:
-        """End our lease on a slot, which becomes `status` with `fields`.
+        """End our lease on a slot, which becomes `status` with `fields`. `forks`: see `complete`.
 
         If this ended the group's last slot, the same update leases the group's finalisation to us,
         and the Task is returned. Raises `LeaseLost`.
@@ -263,6 +278,7 @@ class TaskLedger:
             claim.record_id,
             status,
             fields,
+            tuple(forks),
         )
         try:
             return await self._ends.end(end)

@@ -44,6 +44,7 @@ COLUMNS: dict[str, Column] = {
     "versions": Column(INT32, -1, "versions"),  # of the policy that sampled the token
     "advantages": Column(FLOAT32, 0.0, "advantages"),
     "staleness": Column(INT32, 0, None),  # steps that the trained weights are newer
+    "reference": Column(FLOAT32, 0.0, None),  # the reference's, where it is computed before steps
     "capped": Column(UINT8, 0, None),  # 1 on a failed turn of a Record with a positive advantage
 }
 

@@ -10,17 +10,26 @@ A Task and its slots are one document. So their changes are expressions that one
 combines: `slots_changed` and `task_status`.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
 from pymongo import UpdateMany
 from pymongo.asynchronous.collection import AsyncCollection
 
-from agentrl.databases.documents import RecordStatus, RowStatus, SlotStatus, TaskStatus
+from agentrl.databases.documents import (
+    Fork,
+    RecordStatus,
+    RowStatus,
+    Slot,
+    SlotStatus,
+    TaskStatus,
+)
 from agentrl.databases.expressions import (
     Expression,
     all_of,
+    any_slot,
+    literal,
     next_scoring,
     slots_in,
     slots_updated,
@@ -138,6 +147,27 @@ def slots_changed(
         all_of({"$in": ["$$slot.status", states_before(SLOT_TRANSITIONS, to)]}, which),
         {**fields, **unscored, "status": to},
     )
+
+
+def slots_forked(record: str, to: SlotStatus, forks: Sequence[int]) -> Expression:
+    """The `slots` of a Task, and a pending one for each fork of `record`, if its slot is `to`.
+
+    Not if there are forks of it already: the update may be repeated. `forks`: turns.
+    """
+    of_record = {"$eq": ["$$slot.record", literal(record)]}
+    ended = any_slot(all_of(of_record, {"$eq": ["$$slot.status", to]}))
+    known = any_slot({"$eq": ["$$slot.fork.record", literal(record)]})
+    added = [
+        {
+            "$mergeObjects": [
+                literal(Slot(rollout=0, fork=Fork(record=record, turn=turn)).model_dump()),
+                {"rollout": {"$add": [{"$size": "$slots"}, place]}},
+            ]
+        }
+        for place, turn in enumerate(forks)
+    ]
+    may = all_of(ended, {"$not": [known]})
+    return {"$cond": [may, {"$concatArrays": ["$slots", added]}, "$slots"]}
 
 
 def task_status(to: TaskStatus, when: Expression = True) -> Expression:

@@ -28,12 +28,14 @@ class TreeFileError(ValueError):
 class TreeFile:
     """The trees of a folder, in their order.
 
+    folder: where they are
     places: of each tree, where it came from, such as `line 3`
     n_tokens, n_trained, pairs: of each tree, int64 [n]: tokens, those with mask 1, attention pairs
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises `TreeFileError` if the folder is not one of `write_trees`."""
+        self.folder = folder
         try:
             with np.load(folder / _INDEX) as index:
                 self._starts = index["starts"]

@@ -4,7 +4,7 @@ As in Chat Completions, the run's sampling parameters apply, and `tool_choice` f
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -12,14 +12,18 @@ from agentrl.gateway.exchange import (
     BadRequest,
     ChatAnswer,
     ChatRequest,
+    Event,
     Tool,
+    added_to,
     positive,
+    schema_of,
     sent_call,
     text_of_content,
     texts,
     tool_schemas,
 )
 from agentrl.rollout.chat import Message
+from agentrl.rollout.chat.said import Said
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 
@@ -35,6 +39,8 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
     for i, message in enumerate(sent):
         messages += _messages(message, f"messages[{i}]")
     choice = body.get("tool_choice")
+    output = body.get("output_config")
+    form = output.get("format") if isinstance(output, dict) else body.get("output_format")
     no_tools = isinstance(choice, dict) and choice.get("type") == "none"
     return ChatRequest(
         messages=messages,
@@ -42,6 +48,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
         max_new_tokens=positive(body.get("max_tokens"), "max_tokens"),
         stop=texts(body.get("stop_sequences"), "stop_sequences"),
         model=str(body.get("model") or ""),
+        json_schema=schema_of(form, "output_config.format"),
     )
 
 
@@ -92,35 +99,69 @@ def message(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
     }
 
 
-def events(request: ChatRequest, answer: ChatAnswer) -> Iterator[tuple[str, str]]:
-    """The answer as server-sent events: their names and data."""
+class Events:
+    """The answer as events: a block for the thought, one for the text, and one for each call."""
 
-    def event(name: str, /, **fields: Any) -> tuple[str, str]:
-        return name, json.dumps({"type": name, **fields})
+    def __init__(self, request: ChatRequest) -> None:
+        self._request = request
+        self._sent: Said | None = None
+        self._open: str | None = None  # the type of the block that has begun
+        self._n_blocks = 0
 
-    begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
-    usage = {**_usage(answer), "output_tokens": 0}
-    yield event("message_start", message={**_head(request), **begun, "usage": usage})
-    for index, block in enumerate(_blocks(answer)):
-        match block["type"]:
-            case "thinking":
-                empty: dict[str, Any] = {"thinking": "", "signature": ""}
-                delta = {"type": "thinking_delta", "thinking": block["thinking"]}
-            case "text":
-                empty, delta = {"text": ""}, {"type": "text_delta", "text": block["text"]}
-            case _:
-                empty = {"input": {}}
-                delta = {
-                    "type": "input_json_delta",
-                    "partial_json": json.dumps(block["input"], ensure_ascii=False),
-                }
-        yield event("content_block_start", index=index, content_block={**block, **empty})
-        yield event("content_block_delta", index=index, delta=delta)
-        yield event("content_block_stop", index=index)
-    reason, sequence = _stop_reason(answer)
-    ended = {"stop_reason": reason, "stop_sequence": sequence}
-    yield event("message_delta", delta=ended, usage={"output_tokens": answer.completion_tokens})
-    yield event("message_stop")
+    def so_far(self, said: Sequence[Said], prompt_tokens: int) -> Iterator[Event]:
+        """Events of what was said since the last call."""
+        [now] = said
+        if self._sent is None:
+            begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
+            usage = _usage(ChatAnswer("", prompt_tokens=prompt_tokens))
+            message = {**_head(self._request), **begun, "usage": usage}
+            yield _event("message_start", message=message)
+            self._sent = Said()
+        sent, self._sent = self._sent, now
+        if thought := added_to(sent.thought, now.thought):
+            yield from self._begin({"type": "thinking", "thinking": "", "signature": ""})
+            yield self._delta(type="thinking_delta", thinking=thought)
+        if text := added_to(sent.text, now.text):
+            yield from self._begin({"type": "text", "text": ""})
+            yield self._delta(type="text_delta", text=text)
+
+    def end(self, answers: Sequence[ChatAnswer]) -> Iterator[Event]:
+        """The last events."""
+        [answer] = answers
+        yield from self.so_far([answer.said], answer.prompt_tokens)
+        if not answer.content and not answer.calls:
+            yield from self._begin({"type": "text", "text": ""})
+        yield from self._stop()
+        for call in answer.calls:
+            head = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}
+            yield from self._begin(head)
+            yield self._delta(type="input_json_delta", partial_json=call.arguments_json)
+            yield from self._stop()
+        reason, sequence = _stop_reason(answer)
+        ended = {"stop_reason": reason, "stop_sequence": sequence}
+        yield _event("message_delta", delta=ended, usage=_usage(answer))
+        yield _event("message_stop")
+
+    def _begin(self, block: dict[str, Any]) -> Iterator[Event]:
+        """Begin a block, unless it is the one that has begun."""
+        if self._open == block["type"]:
+            return
+        yield from self._stop()
+        self._open = block["type"]
+        yield _event("content_block_start", index=self._n_blocks, content_block=block)
+
+    def _delta(self, **delta: str) -> Event:
+        return _event("content_block_delta", index=self._n_blocks, delta=delta)
+
+    def _stop(self) -> Iterator[Event]:
+        if self._open is not None:
+            yield _event("content_block_stop", index=self._n_blocks)
+            self._open = None
+            self._n_blocks += 1
+
+
+def _event(name: str, /, **fields: Any) -> Event:
+    return name, json.dumps({"type": name, **fields}, ensure_ascii=False)
 
 
 def error(message: str, kind: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import orjson
@@ -41,11 +41,11 @@ def words_of(command: str) -> tuple[str, ...]:
 
 
 async def run_command(
-    words: Sequence[str], session: Session, url: str, key_variable: str | None
+    words: Sequence[str], session: Session, url: str, keys: Collection[str | None]
 ) -> Outcome:
     """Run the command until it ends or the session is finished; it then has a moment to end.
 
-    `url`: of the session. `key_variable`: the variable of the services' key, which it must not see.
+    `url`: of the session. `keys`: variables of keys, which it must not see.
     """
     with tempfile.TemporaryDirectory(prefix="agentrl-") as folder:
         task = Path(folder) / "task.json"
@@ -53,7 +53,7 @@ async def run_command(
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", SUBREAPER, str(_GRACE_S), *words,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env=_environment(session, url, task, key_variable),
+            stderr=asyncio.subprocess.PIPE, env=_environment(session, url, task, keys),
             start_new_session=True,
         )  # fmt: skip
         assert process.stdin and process.stdout and process.stderr
@@ -79,10 +79,10 @@ async def run_command(
 
 
 def _environment(
-    session: Session, url: str, task: Path, key_variable: str | None
+    session: Session, url: str, task: Path, keys: Collection[str | None]
 ) -> dict[str, str]:
     """The sampler's environment without its secrets, and the way to the model."""
-    secret = {*VARIABLES.values(), key_variable}
+    secret = {*VARIABLES.values(), *keys}
     return {
         **{name: value for name, value in os.environ.items() if name not in secret},
         "OPENAI_BASE_URL": f"{url}/v1",

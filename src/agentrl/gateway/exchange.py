@@ -5,12 +5,13 @@ objects. The modules of the APIs read and write them.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from agentrl.rollout.agents.shown_answers import call_message
 from agentrl.rollout.chat import Message, ToolSchema
+from agentrl.rollout.chat.said import Said
 
 MODEL = "policy"
 """The name of the run's model. A program may use any other name: there is one model."""
@@ -25,7 +26,9 @@ class ChatRequest:
     """What a program asks.
 
     `stop`: texts that end the answer. `n`: number of answers. `max_new_tokens`: a limit beside
-    the run's. `logprobs`: whether the answers have their tokens.
+    the run's. `logprobs`: whether the answers have their tokens. `agent`: the program's agent that
+    asks (`agents_of_program.py`). `streamed`: whether the client wants the answer as it is made.
+    `json_schema`: of the answer, as JSON text. Such an answer is not trained.
     """
 
     messages: Sequence[Message]
@@ -35,6 +38,9 @@ class ChatRequest:
     n: int = 1
     logprobs: bool = False
     model: str = MODEL
+    agent: str = ""
+    streamed: bool = False
+    json_schema: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,30 @@ class ChatAnswer:
     cached_tokens: int = 0
     completion_tokens: int = 0
     tokens: Sequence[tuple[str, float]] = field(default=(), repr=False)
+
+    @property
+    def said(self) -> Said:
+        """What it says beside its calls."""
+        return Said(self.thought, self.content)
+
+
+Event = tuple[str | None, str]  # the name of a server-sent event, if it has one, and its data
+
+
+class Events(Protocol):
+    """The answers to a request as the events of an API."""
+
+    def so_far(self, said: Sequence[Said], prompt_tokens: int) -> Iterable[Event]:
+        """Those of what was said since the last call."""
+
+    def end(self, answers: Sequence[ChatAnswer]) -> Iterable[Event]:
+        """Those of all that is missing: the rest of what is said, calls, reason and usage."""
+
+
+def added_to(before: str, now: str) -> str:
+    """What a text has more than its beginning, which has left already."""
+    assert now.startswith(before), f"{before[-40:]!r} was told, and the answer does not begin so"
+    return now[len(before) :]
 
 
 def text_of_content(content: object, where: str) -> str:
@@ -155,6 +185,27 @@ def tool_schemas(tools: object, read: Callable[[Mapping[str, Any], str], Tool]) 
         }
         schemas.append({"type": "function", "function": function})
     return schemas
+
+
+def schema_of(form: object, where: str) -> str | None:
+    """The JSON schema of an answer's form: `{"type": "text" | "json_object" | "json_schema"}`.
+
+    A schema stands in the form, or in its `json_schema`. None for a text.
+    """
+    if form is None:
+        return None
+    kind = form.get("type") if isinstance(form, dict) else None
+    if not isinstance(form, dict) or kind not in ("text", "json_object", "json_schema"):
+        raise BadRequest(f"{where}.type must be text, json_object or json_schema, got {kind!r:.40}")
+    if kind == "text":
+        return None
+    holder = form.get("json_schema", form)
+    schema = holder.get("schema") if isinstance(holder, dict) else None
+    if kind == "json_object":
+        schema = {"type": "object"}
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{where} has no schema")
+    return json.dumps(schema, ensure_ascii=False)
 
 
 def positive(value: object, name: str) -> int | None:

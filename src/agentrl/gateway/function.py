@@ -38,9 +38,14 @@ class EntrySession:
     model: str
     _session: Session
 
-    def reward(self, reward: float, explanation: str | None = None) -> None:
-        """Give the attempt its reward, instead of the task's scorer; the last one counts."""
-        self._session.set_reward(float(reward), explanation)
+    def reward(
+        self, reward: float, explanation: str | None = None, agent: str | None = None
+    ) -> None:
+        """Give the attempt its reward, instead of the task's scorer; the last one counts.
+
+        `agent`: the reward is that agent's alone.
+        """
+        self._session.set_reward(float(reward), explanation, agent)
 
 
 def load_entry(value: str) -> Entry:

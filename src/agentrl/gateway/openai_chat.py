@@ -15,14 +15,18 @@ from agentrl.gateway.exchange import (
     BadRequest,
     ChatAnswer,
     ChatRequest,
+    Event,
     Tool,
+    added_to,
     positive,
+    schema_of,
     sent_call,
     text_of_content,
     texts,
     tool_schemas,
 )
 from agentrl.rollout.chat import Message
+from agentrl.rollout.chat.said import Said
 
 MOST_ANSWERS = 128
 
@@ -32,12 +36,6 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
     sent = body.get("messages")
     if not isinstance(sent, list) or not sent:
         raise BadRequest("messages must be a list of messages, and not empty")
-    form = body.get("response_format") or {"type": "text"}
-    if not isinstance(form, dict) or form.get("type") != "text":
-        raise BadRequest(
-            "response_format: the gateway gives text only; describe the form in the prompt, so "
-            "that the model learns it"
-        )
     n = positive(body.get("n"), "n") or 1
     if n > MOST_ANSWERS:
         raise BadRequest(f"n is {n}, and may be {MOST_ANSWERS} at most")
@@ -50,6 +48,7 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
         n=n,
         logprobs=bool(body.get("logprobs")),
         model=str(body.get("model") or ""),
+        json_schema=schema_of(body.get("response_format"), "response_format"),
     )
 
 
@@ -102,27 +101,46 @@ def completion(request: ChatRequest, answers: Sequence[ChatAnswer]) -> dict[str,
     }
 
 
-def chunks(request: ChatRequest, answers: Sequence[ChatAnswer], with_usage: bool) -> Iterator[str]:
-    """The answers as the data of server-sent events."""
-    head = _head("chat.completion.chunk", request)
+class Events:
+    """The answers as chunks. Logprobs come with the last text."""
 
-    def chunk(index: int, delta: object, reason: str | None = None, told: Any = None) -> str:
+    def __init__(self, request: ChatRequest, *, with_usage: bool) -> None:
+        self._request = request
+        self._with_usage = with_usage
+        self._head = _head("chat.completion.chunk", request)
+        self._sent: list[Said | None] = [None] * request.n
+
+    def so_far(self, said: Sequence[Said], prompt_tokens: int) -> Iterator[Event]:
+        """Chunks of what was said since the last call."""
+        for index, now in enumerate(said):
+            sent = self._sent[index]
+            if sent is None:
+                yield self._chunk(index, {"role": "assistant", "content": ""})
+                sent = Said()
+            self._sent[index] = now
+            if thought := added_to(sent.thought, now.thought):
+                yield self._chunk(index, {"reasoning_content": thought})
+            if text := added_to(sent.text, now.text):
+                yield self._chunk(index, {"content": text})
+
+    def end(self, answers: Sequence[ChatAnswer]) -> Iterator[Event]:
+        """The last chunks."""
+        yield from self.so_far([answer.said for answer in answers], 0)
+        for index, answer in enumerate(answers):
+            if self._request.logprobs:
+                yield self._chunk(index, {"content": ""}, told=_logprobs(answer))
+            for place, call in enumerate(_calls(answer)):
+                yield self._chunk(index, {"tool_calls": [{"index": place, **call}]})
+            yield self._chunk(index, {}, _finish_reason(answer))
+        if self._with_usage:
+            yield None, json.dumps({**self._head, "choices": [], "usage": _usage(answers)})
+        yield None, "[DONE]"
+
+    def _chunk(
+        self, index: int, delta: object, reason: str | None = None, told: Any = None
+    ) -> Event:
         choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": told}
-        return json.dumps({**head, "choices": [choice]})
-
-    for index, answer in enumerate(answers):
-        yield chunk(index, {"role": "assistant", "content": ""})
-        if answer.thought:
-            yield chunk(index, {"reasoning_content": answer.thought})
-        if answer.content or request.logprobs:
-            told = _logprobs(answer) if request.logprobs else None
-            yield chunk(index, {"content": answer.content}, told=told)
-        for place, call in enumerate(_calls(answer)):
-            yield chunk(index, {"tool_calls": [{"index": place, **call}]})
-        yield chunk(index, {}, _finish_reason(answer))
-    if with_usage:
-        yield json.dumps({**head, "choices": [], "usage": _usage(answers)})
-    yield "[DONE]"
+        return None, json.dumps({**self._head, "choices": [choice]})
 
 
 def error(message: str, kind: str, code: str | None = None) -> dict[str, Any]:

@@ -15,14 +15,19 @@ from agentrl.gateway.exchange import (
     BadRequest,
     ChatAnswer,
     ChatRequest,
+    Event,
     Tool,
+    added_to,
     positive,
+    schema_of,
     sent_call,
     text_of_content,
     tool_schemas,
 )
 from agentrl.rollout.chat import Message
+from agentrl.rollout.chat.said import Said
 
+_PARTS = {"message": "content", "reasoning": "summary"}  # the field of an item's parts
 _OWN_ITEMS = ("reasoning", "item_reference")
 
 
@@ -39,12 +44,9 @@ def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> Parsed:
 
     Raises `BadRequest`.
     """
-    form = (body.get("text") or {}).get("format") or {"type": "text"}
-    if form.get("type") != "text":
-        raise BadRequest(
-            "text.format: the gateway gives text only; describe the form in the prompt, so that "
-            "the model learns it"
-        )
+    text = body.get("text") or {}
+    if not isinstance(text, dict):
+        raise BadRequest("text must be an object")
     conversation = [*previous, *_messages(body.get("input"))]
     if not conversation:
         raise BadRequest("input must be a text or a list of items, and not empty")
@@ -55,6 +57,7 @@ def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> Parsed:
         tools=[] if body.get("tool_choice") == "none" else tool_schemas(body.get("tools"), _tool),
         max_new_tokens=positive(body.get("max_output_tokens"), "max_output_tokens"),
         model=str(body.get("model") or ""),
+        json_schema=schema_of(text.get("format"), "text.format"),
     )
     return Parsed(request, conversation)
 
@@ -137,50 +140,103 @@ def response(
         "tools": body.get("tools") or [],
         "top_p": None,
         "max_output_tokens": body.get("max_output_tokens"),
-        "text": {"format": {"type": "text"}},
+        "text": body.get("text") or {"format": {"type": "text"}},
         "truncation": "disabled",
         "usage": None if begun else _usage(answer),
     }
 
 
-def events(
-    body: Mapping[str, Any], answer: ChatAnswer, response_id: str
-) -> Iterator[tuple[str, str]]:
-    """The answer as server-sent events: their names and data."""
-    number = -1
+class Events:
+    """The answer as events: an item for the thought, one for the text, and one for each call."""
 
-    def event(name: str, /, **fields: Any) -> tuple[str, str]:
-        nonlocal number
-        number += 1
-        return name, json.dumps({"type": name, "sequence_number": number, **fields})
+    def __init__(self, body: Mapping[str, Any], response_id: str) -> None:
+        self._body = body
+        self._id = response_id
+        self._sent: Said | None = None
+        self._open: dict[str, Any] | None = None  # the item that has begun
+        self._n_items = 0
+        self._number = -1
 
-    begun = response(body, answer, response_id, status="in_progress")
-    yield event("response.created", response=begun)
-    yield event("response.in_progress", response=begun)
-    for index, item in enumerate(_items(answer, response_id)):
-        place = {"output_index": index, "item_id": item["id"]}
-        if item["type"] == "message":
-            [part] = item["content"]
-            empty = {**item, "status": "in_progress", "content": []}
-            yield event("response.output_item.added", output_index=index, item=empty)
-            place["content_index"] = 0
-            yield event("response.content_part.added", **place, part={**part, "text": ""})
-            text: dict[str, Any] = {"logprobs": []}
-            yield event("response.output_text.delta", **place, delta=part["text"], **text)
-            yield event("response.output_text.done", **place, text=part["text"], **text)
-            yield event("response.content_part.done", **place, part=part)
-        elif item["type"] == "function_call":
-            empty = {**item, "status": "in_progress", "arguments": ""}
-            yield event("response.output_item.added", output_index=index, item=empty)
-            said = item["arguments"]
-            yield event("response.function_call_arguments.delta", **place, delta=said)
-            done = {"name": item["name"], "arguments": said}
-            yield event("response.function_call_arguments.done", **place, **done)
+    def so_far(self, said: Sequence[Said], prompt_tokens: int) -> Iterator[Event]:
+        """Events of what was said since the last call."""
+        [now] = said
+        if self._sent is None:
+            begun = response(self._body, ChatAnswer(""), self._id, status="in_progress")
+            yield self._event("response.created", response=begun)
+            yield self._event("response.in_progress", response=begun)
+            self._sent = Said()
+        sent, self._sent = self._sent, now
+        if thought := added_to(sent.thought, now.thought):
+            yield from self._begin(_thought_item(self._id, ""))
+            yield self._part("response.reasoning_summary_text.delta", delta=thought)
+        if text := added_to(sent.text, now.text):
+            yield from self._begin(_text_item(self._id, "", "in_progress"))
+            yield self._part("response.output_text.delta", delta=text, logprobs=[])
+
+    def end(self, answers: Sequence[ChatAnswer]) -> Iterator[Event]:
+        """The last events."""
+        [answer] = answers
+        yield from self.so_far([answer.said], answer.prompt_tokens)
+        if not answer.content and not answer.calls:
+            yield from self._begin(_text_item(self._id, "", "in_progress"))
+        yield from self._done("incomplete" if answer.cut_off else "completed")
+        for item in _items(answer, self._id):
+            if item["type"] == "function_call":
+                yield from self._call(item)
+        name = "response.incomplete" if answer.cut_off else "response.completed"
+        yield self._event(name, response=response(self._body, answer, self._id))
+
+    def _begin(self, item: dict[str, Any]) -> Iterator[Event]:
+        """Begin an item and its one part, unless it is the one that has begun."""
+        if self._open is not None and self._open["id"] == item["id"]:
+            return
+        yield from self._done("completed")
+        self._open = item
+        kind, [part] = _PARTS[item["type"]], item[_PARTS[item["type"]]]
+        yield self._event("response.output_item.added", item={**item, kind: []})
+        added = "content_part" if kind == "content" else "reasoning_summary_part"
+        yield self._part(f"response.{added}.added", part=part)
+
+    def _done(self, status: str) -> Iterator[Event]:
+        """End the item that has begun."""
+        if self._open is None:
+            return
+        assert self._sent is not None, "an item has begun"
+        if self._open["type"] == "message":
+            item = _text_item(self._id, self._sent.text, status)
+            yield self._part("response.output_text.done", text=self._sent.text, logprobs=[])
+            yield self._part("response.content_part.done", part=item["content"][0])
         else:
-            yield event("response.output_item.added", output_index=index, item=item)
-        yield event("response.output_item.done", output_index=index, item=item)
-    name = "response.incomplete" if answer.cut_off else "response.completed"
-    yield event(name, response=response(body, answer, response_id))
+            item = _thought_item(self._id, self._sent.thought)
+            yield self._part("response.reasoning_summary_text.done", text=self._sent.thought)
+            yield self._part("response.reasoning_summary_part.done", part=item["summary"][0])
+        yield self._event("response.output_item.done", item=item)
+        self._open = None
+        self._n_items += 1
+
+    def _call(self, item: dict[str, Any]) -> Iterator[Event]:
+        empty = {**item, "status": "in_progress", "arguments": ""}
+        said = item["arguments"]
+        yield self._event("response.output_item.added", item=empty)
+        name = "response.function_call_arguments"
+        yield self._event(f"{name}.delta", item_id=item["id"], delta=said)
+        done = {"name": item["name"], "arguments": said}
+        yield self._event(f"{name}.done", item_id=item["id"], **done)
+        yield self._event("response.output_item.done", item=item)
+        self._n_items += 1
+
+    def _part(self, name: str, /, **fields: Any) -> Event:
+        """An event of the one part of the item that has begun."""
+        assert self._open is not None, "an item has begun"
+        index = "content_index" if self._open["type"] == "message" else "summary_index"
+        return self._event(name, item_id=self._open["id"], **{index: 0}, **fields)
+
+    def _event(self, name: str, /, **fields: Any) -> Event:
+        self._number += 1
+        told = {"type": name, "sequence_number": self._number}
+        if "response" not in fields:
+            told["output_index"] = self._n_items
+        return name, json.dumps({**told, **fields})
 
 
 def new_id() -> str:
@@ -189,23 +245,12 @@ def new_id() -> str:
 
 
 def _items(answer: ChatAnswer, response_id: str) -> Iterator[dict[str, Any]]:
-    # Ids follow from the answer's, so that a stream and its end agree.
     tail = response_id.removeprefix("resp_")
     if answer.thought:
-        yield {
-            "id": f"rs_{tail}",
-            "type": "reasoning",
-            "summary": [{"type": "summary_text", "text": answer.thought}],
-        }
+        yield _thought_item(response_id, answer.thought)
     if answer.content or not answer.calls:
-        part = {"type": "output_text", "text": answer.content, "annotations": [], "logprobs": []}
-        yield {
-            "id": f"msg_{tail}",
-            "type": "message",
-            "role": "assistant",
-            "status": "incomplete" if answer.cut_off else "completed",
-            "content": [part],
-        }
+        status = "incomplete" if answer.cut_off else "completed"
+        yield _text_item(response_id, answer.content, status)
     for place, call in enumerate(answer.calls):
         yield {
             "id": f"fc_{tail}_{place}",
@@ -215,6 +260,28 @@ def _items(answer: ChatAnswer, response_id: str) -> Iterator[dict[str, Any]]:
             "arguments": call.arguments_json,
             "status": "completed",
         }
+
+
+# Ids of items follow from the answer's, so that a stream and its end agree.
+
+
+def _thought_item(response_id: str, thought: str) -> dict[str, Any]:
+    return {
+        "id": f"rs_{response_id.removeprefix('resp_')}",
+        "type": "reasoning",
+        "summary": [{"type": "summary_text", "text": thought}],
+    }
+
+
+def _text_item(response_id: str, text: str, status: str) -> dict[str, Any]:
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {
+        "id": f"msg_{response_id.removeprefix('resp_')}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [part],
+    }
 
 
 def _usage(answer: ChatAnswer) -> dict[str, Any]:

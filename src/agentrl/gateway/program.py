@@ -5,16 +5,20 @@
 
 Its answer is what the code gives, or else the model's last one. A reward that it reports is the
 score; without one, the task's scorer decides.
+
+An attempt that follows another one begins the code again, and what the code asks again is answered
+from the turns that are stored (`rollout/agents/recorded.py`). Only what is new is sampled.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record, StopReason, ToolResult
+from agentrl.gateway.agents_of_program import ProgramAgents, check_agents, models_of
 from agentrl.gateway.command import run_command, words_of
 from agentrl.gateway.function import load_entry, run_function
 from agentrl.gateway.outcome import Outcome
@@ -22,6 +26,7 @@ from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import REWARD, Session
 from agentrl.rollout.agents.answers import extract_answer
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
+from agentrl.rollout.llm.endpoint import ChatEndpoint
 
 OUTPUT = "program"  # the name under which its output is stored as a result
 Drive = Callable[[Session, str], Awaitable[Outcome]]
@@ -29,40 +34,58 @@ Drive = Callable[[Session, str], Awaitable[Outcome]]
 
 @dataclass(frozen=True)
 class ProgramResources(SamplerResources):
-    """Resources of programs. `drive`: runs the user's code for a session with its URL."""
+    """Resources of programs. `drive`: runs the user's code for a session with its URL. `agents`:
+    those of a program."""
 
     gateway: Gateway
     drive: Drive
+    agents: ProgramAgents
 
 
 class ProgramSampler(AsyncSampler):
     """An attempt by a program."""
 
     resources: ProgramResources
+    resumes = True
 
     @classmethod
     def check_flags(cls, config: Config) -> None:
         """Raise `ConfigError` if the code is not given or cannot be used."""
         _drive(config)
+        check_agents(config)
 
     @classmethod
     @asynccontextmanager
     async def extend_resources(cls, shared: SamplerResources) -> AsyncIterator[ProgramResources]:
-        """Start the gateway. Raises `ConfigError` if the code is not given or cannot be used."""
-        drive = _drive(shared.config)
-        async with Gateway().running() as gateway:
-            yield ProgramResources(**vars(shared), gateway=gateway, drive=drive)
+        """Start the gateway, and open the models of other agents.
+
+        Raises `ConfigError` if the code is not given or cannot be used.
+        """
+        config = shared.config
+        drive = _drive(config)
+        check_agents(config)
+        async with AsyncExitStack() as stack:
+            patience_s = config.sampling.startup_timeout
+            others = {
+                name: await stack.enter_async_context(ChatEndpoint(model, {}, patience_s))
+                for name, model in models_of(config).items()
+            }
+            gateway = await stack.enter_async_context(Gateway().running())
+            agents = ProgramAgents.of(config.agent, others)
+            yield ProgramResources(**vars(shared), gateway=gateway, drive=drive, agents=agents)
 
     async def run(self) -> Record:
         """Run the code until it ends, or says that it is done.
 
         Raises its error, and ValueError if it never asks the model.
         """
-        session = Session(self)
+        session = Session(self, self.resources.agents)
         async with self.resources.gateway.session(session) as url:
             outcome = await self.resources.drive(session, url)
         if outcome.output:
             await self._keep_output(outcome.output)
+        if session.fault is not None:
+            raise session.fault
         if session.limit is not None:  # whatever the code made of that
             self.record.stop_reason = session.limit
             return self.record
@@ -78,8 +101,13 @@ class ProgramSampler(AsyncSampler):
         return self.record
 
     async def evaluate_record(self, record: Record) -> Record | float:
-        """The reward that the program reported, if it did, else the score of the task's scorer."""
-        reward = record.scores.get(REWARD)
+        """The reward that the program reported, if it did, else the score of the task's scorer.
+
+        If it reported rewards of agents only, it is their mean.
+        """
+        reward, of_agents = record.scores.get(REWARD), record.agent_rewards.values()
+        if reward is None and of_agents:
+            reward = sum(of_agents) / len(of_agents)
         if reward is None:
             return await super().evaluate_record(record)
         return record.model_copy(update={"score": reward})
@@ -105,9 +133,10 @@ def _drive(config: Config) -> Drive:
         function = load_entry(entry)
         return partial(run_function, function)
     assert command is not None
-    words, key_variable = words_of(command), config.sampling.inference_api_key_env
+    words = words_of(command)
+    keys = (config.sampling.inference_api_key_env, config.agent.agent_models_key_env)
 
     async def run(session: Session, url: str) -> Outcome:
-        return await run_command(words, session, url, key_variable)
+        return await run_command(words, session, url, keys)
 
     return run

@@ -13,6 +13,7 @@ import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -21,11 +22,23 @@ from aiohttp import ClientConnectionResetError, web
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import text_of
 from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
-from agentrl.gateway.exchange import MODEL, BadRequest, ChatAnswer, ChatRequest, spoken_message
+from agentrl.gateway.agents_of_program import HEADER, NAME_RULE, NamingError, is_name
+from agentrl.gateway.answering import Answering
+from agentrl.gateway.exchange import (
+    MODEL,
+    BadRequest,
+    ChatAnswer,
+    ChatRequest,
+    Event,
+    Events,
+    spoken_message,
+)
 from agentrl.gateway.sessions import Session, SessionOver
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.agents.limits import LimitReached
+from agentrl.rollout.agents.recorded import Diverged
 from agentrl.rollout.chat.capabilities import TemplateRefusal
+from agentrl.rollout.llm.endpoint import ContextFull, EndpointRefused
 
 _LARGEST_BODY = 64 * 2**20
 _ALIVE_S = 10.0  # between signs of life of a stream whose answer is not there yet
@@ -123,17 +136,12 @@ class Gateway:
     async def _chat(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
         asked = openai_chat.parse(body)
-        answers = _ask(session, asked, request, body)
+        answering = _ask(session, asked, request, body)
         if not body.get("stream"):
-            return _json(openai_chat.completion(asked, await answers))
+            return _json(openai_chat.completion(asked, await _answers(answering)))
         options = body.get("stream_options") or {}
-        with_usage = bool(options.get("include_usage"))
-
-        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
-            chunks = openai_chat.chunks(asked, answers, with_usage)
-            return ((None, chunk) for chunk in chunks)
-
-        return await _stream(request, answers, events, openai_chat.error)
+        events = openai_chat.Events(asked, with_usage=bool(options.get("include_usage")))
+        return await _stream(request, answering, events, openai_chat.error)
 
     async def _responses(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
@@ -142,35 +150,29 @@ class Gateway:
             raise BadRequest(f"previous_response_id: no answer of this session is {previous!r}")
         earlier = () if previous is None else session.conversations[previous]
         parsed = openai_responses.parse(body, earlier)
-        answers = _ask(session, parsed.request, request, body)
+        answering = _ask(session, parsed.request, request, body)
         name = openai_responses.new_id()
 
-        def keep(answer: ChatAnswer) -> ChatAnswer:
+        def keep(answer: ChatAnswer) -> None:
             said = spoken_message(answer)
             session.conversations[name] = [*parsed.conversation, said]
-            return answer
 
         if not body.get("stream"):
-            [answer] = await answers
-            return _json(openai_responses.response(body, keep(answer), name))
-
-        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
-            return openai_responses.events(body, keep(answers[0]), name)
-
-        return await _stream(request, answers, events, openai_chat.error)
+            [answer] = await _answers(answering)
+            keep(answer)
+            return _json(openai_responses.response(body, answer, name))
+        events = openai_responses.Events(body, name)
+        return await _stream(request, answering, events, openai_chat.error, keep)
 
     async def _messages(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await _body(request)
         asked = anthropic_messages.parse(body)
-        answers = _ask(session, asked, request, body)
+        answering = _ask(session, asked, request, body)
         if not body.get("stream"):
-            [answer] = await answers
+            [answer] = await _answers(answering)
             return _json(anthropic_messages.message(asked, answer))
-
-        def events(answers: list[ChatAnswer]) -> Iterable[tuple[str | None, str]]:
-            return anthropic_messages.events(asked, answers[0])
-
-        return await _stream(request, answers, events, _anthropic_error)
+        events = anthropic_messages.Events(asked)
+        return await _stream(request, answering, events, _anthropic_error)
 
     async def _count_tokens(self, session: Session, request: web.Request) -> web.StreamResponse:
         asked = anthropic_messages.parse(await _body(request))
@@ -195,8 +197,11 @@ class Gateway:
             raise BadRequest(f"reward must be a number, got {reward!r:.40}")
         if not math.isfinite(reward):
             raise BadRequest(f"reward must be finite, got {reward}")
-        explanation = told.get("explanation")
-        session.set_reward(float(reward), None if explanation is None else str(explanation))
+        explanation, agent = told.get("explanation"), told.get("agent")
+        if agent is not None and not (isinstance(agent, str) and is_name(agent)):
+            raise BadRequest(f"agent: {NAME_RULE}, got {agent!r:.40}")
+        explained = None if explanation is None else str(explanation)
+        session.set_reward(float(reward), explained, agent)
         if told.get("finished"):
             session.finished.set()
         return _json({"session": session.id, "reward": reward})
@@ -223,44 +228,63 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 def _ask(
     session: Session, asked: ChatRequest, request: web.Request, body: Mapping[str, Any]
-) -> "asyncio.Future[list[ChatAnswer]]":
+) -> Answering:
     """Begin to answer a request, or find the answer that a repeated one got before."""
-    sent = orjson.dumps([request.path.rpartition("/v1/")[2], body], option=orjson.OPT_SORT_KEYS)
+    agent = session.agent_of(asked, request.headers.get(HEADER))
+    asked = replace(asked, agent=agent, streamed=bool(body.get("stream")))
+    place = [request.path.rpartition("/v1/")[2], asked.agent]
+    sent = orjson.dumps([*place, body], option=orjson.OPT_SORT_KEYS)
     repeated = request.headers.get(_RETRIES, "0") not in ("", "0")
     digest = hashlib.sha256(sent).hexdigest()
-    return asyncio.ensure_future(session.ask(asked, digest, repeated=repeated))
+    return session.ask(asked, digest, repeated=repeated)
+
+
+async def _answers(answering: Answering) -> list[ChatAnswer]:
+    return await asyncio.shield(answering.made)
 
 
 async def _stream(
     request: web.Request,
-    answers: "asyncio.Future[list[ChatAnswer]]",
-    events: Callable[[list[ChatAnswer]], Iterable[tuple[str | None, str]]],
+    answering: Answering,
+    events: Events,
     refusal: _Refusal,
+    keep: Callable[[ChatAnswer], None] = lambda answer: None,
 ) -> web.StreamResponse:
-    """Server-sent events. An answer leaves when its turn is stored, so a stream waits for it."""
-    done, _ = await asyncio.wait({answers}, timeout=_ALIVE_S)
-    if done:
-        answers.result()  # an error gets its status while no header has left
+    """Server-sent events. What is said leaves as it is sampled; the end, when the turn is stored.
+
+    `keep`: is given the answer before the end leaves.
+    """
+    if not answering.begun:
+        await answering.news(_ALIVE_S)
+    if answering.made.done():
+        answering.made.result()  # an error gets its status while no header has left
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )
     await response.prepare(request)
     try:
-        while not done:
-            await response.write(b": the answer is not there yet\n\n")
-            done, _ = await asyncio.wait({answers}, timeout=_ALIVE_S)
+        while not answering.made.done():
+            sent = _lines(events.so_far(answering.said, answering.prompt_tokens))
+            await response.write(sent or b": the answer is not there yet\n\n")
+            await answering.news(_ALIVE_S)
         try:
-            said = list(events(answers.result()))
+            answers = answering.made.result()
+            keep(answers[0])
+            last = _lines(events.end(answers))
         except Exception as error:
             _, kind, code, message = _described(error)
-            said = [("error", orjson.dumps(refusal(message, kind, code)).decode())]
-        for name, data in said:
-            line = f"event: {name}\n" if name else ""
-            await response.write(f"{line}data: {data}\n\n".encode())
+            last = _lines([("error", orjson.dumps(refusal(message, kind, code)).decode())])
+        await response.write(last)
         await response.write_eof()
     except ClientConnectionResetError:
         pass  # the client hung up; it may ask again
     return response
+
+
+def _lines(events: Iterable[Event]) -> bytes:
+    return "".join(
+        f"event: {name}\ndata: {data}\n\n" if name else f"data: {data}\n\n" for name, data in events
+    ).encode()
 
 
 def _described(error: Exception) -> tuple[int, str, str | None, str]:
@@ -272,12 +296,16 @@ def _described(error: Exception) -> tuple[int, str, str | None, str]:
         case LimitReached():
             code = "context_length_exceeded"
             return 400, "invalid_request_error", code, f"{error} (--{error.stop_reason.value})"
+        case Diverged():
+            return 400, "invalid_request_error", "diverged", str(error)
         case SessionOver():
             return 410, "invalid_request_error", "session_over", str(error)
         case web.HTTPRequestEntityTooLarge():
             limit = _LARGEST_BODY // 2**20
             return 413, "invalid_request_error", None, f"the body is larger than {limit} MiB"
-        case BadRequest() | TemplateRefusal():
+        case ContextFull():
+            return 400, "invalid_request_error", "context_length_exceeded", str(error)
+        case BadRequest() | TemplateRefusal() | EndpointRefused() | NamingError():
             return 400, "invalid_request_error", None, str(error)
         case InferenceError() | InfrastructureFailure():
             return 503, "api_error", None, text_of(error)

@@ -49,6 +49,7 @@ from agentrl.inference.transport import Transport
 # incremental streaming each chunk repeats the output so far.
 _LEAST_INTERVAL = 32
 _CHUNKS = 32
+_WATCHED_CHUNKS = 512  # of an answer whose tokens somebody waits for; they may be single tokens
 _READY_S = 5.0
 # The largest chunk is _CHUNK_BYTES and _TOKEN_BYTES per token, which takes about 40 bytes.
 _CHUNK_BYTES, _TOKEN_BYTES = 2**20, 1024
@@ -143,7 +144,10 @@ class SGLangClient(Engine):
     async def _receive(self, request: GenerateRequest, building: GenerationBuilder) -> None:
         params = request.sampling_params.to_json()
         longest = request.sampling_params.max_new_tokens
-        params["stream_interval"] = max(_LEAST_INTERVAL, longest // _CHUNKS)
+        interval = max(_LEAST_INTERVAL, longest // _CHUNKS)
+        if building.on_tokens is not None:
+            interval = max(1, longest // _WATCHED_CHUNKS)
+        params["stream_interval"] = interval
         body = orjson.dumps(
             {
                 "rid": request.rid,

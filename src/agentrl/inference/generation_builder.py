@@ -5,13 +5,15 @@ token keeps the logprob and version of the service that made it. Presence, frequ
 penalties treat earlier pieces as prompt. No I/O.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from agentrl.inference.protocol import FinishReason, GenerateRequest, Generation
 from agentrl.policy_version import VersionSpan, join_spans
+
+OnTokens = Callable[[Sequence[int]], None]
 
 
 @dataclass(slots=True)
@@ -20,10 +22,12 @@ class GenerationBuilder:
 
     `next_request` begins a piece, `add` extends it, and the caller sets `piece_ending` when the
     service reports the end of the piece. This repeats until `ending` is not None. `generation`
-    returns the result.
+    returns the result. `on_tokens` is called with all ids so far when some have come; a service is
+    asked for small chunks then.
     """
 
     request: GenerateRequest
+    on_tokens: OnTokens | None = None
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     cached_tokens: int = 0
@@ -59,9 +63,13 @@ class GenerationBuilder:
     def next_request(self) -> GenerateRequest:
         """Begin a piece; returns the request for it.
 
-        Each piece has its own rid, because the previous service may still have the previous one.
+        Each piece has its own rid, because the previous service may still have the previous one. An
+        answer in a schema begins anew: the next service does not know how far into it the tokens
+        are.
         """
         assert not self._n_asked or self.ending is None
+        if self.request.sampling_params.json_schema is not None:
+            self.ids, self.logprobs, self._spans = [], [], []
         self._spans_before, self._spans = self.versions, []
         self._begin, self.piece_ending = len(self.ids), None
         self._n_asked += 1
@@ -91,6 +99,8 @@ class GenerationBuilder:
         self._spans = list(spans)
         if not self._begin:
             self.cached_tokens = cached_tokens
+        if ids and self.on_tokens is not None:
+            self.on_tokens(self.ids)
 
     def generation(self, service: str, latency_s: float) -> Generation:
         """The result, after the answer or its last piece has ended.
@@ -108,4 +118,5 @@ class GenerationBuilder:
             cached_tokens=self.cached_tokens,
             latency_s=latency_s,
             service=service,
+            params=self.request.sampling_params,
         )

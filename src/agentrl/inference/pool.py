@@ -17,7 +17,7 @@ import aiohttp
 
 from agentrl.inference.engine_protocol import Engine
 from agentrl.inference.engines import engine_at
-from agentrl.inference.generation_builder import GenerationBuilder
+from agentrl.inference.generation_builder import GenerationBuilder, OnTokens
 from agentrl.inference.protocol import (
     UNKNOWN_LIMITS,
     GenerateRequest,
@@ -166,15 +166,18 @@ class ServicePool:
                 raise self._nobody(time.monotonic() - began)
             await asyncio.sleep(min(0.2, left))
 
-    async def generate(self, request: GenerateRequest, *, record_id: str) -> Generation:
+    async def generate(
+        self, request: GenerateRequest, *, record_id: str, on_tokens: OnTokens | None = None
+    ) -> Generation:
         """Generate at the record's service or the least busy one, and at others if it fails.
 
-        The answer ends by "stop" or "length". Raises ServiceUnreachable if no service was reached
+        The answer ends by "stop" or "length". `on_tokens`: called with all its ids so far, as they
+        come. Raises ServiceUnreachable if no service was reached
         for `patience_s` seconds or all of them failed or aborted the request for so long,
         RequestTimedOut if it was too slow at each, PromptTooLong if its prompt leaves no room in
         the context, and RequestRejected if it cannot be served.
         """
-        building = GenerationBuilder(request)
+        building = GenerationBuilder(request, on_tokens)
         tokens = len(request.input_ids) + request.sampling_params.max_new_tokens
         began = progressed = time.monotonic()
         too_slow: dict[str, RequestTimedOut] = {}

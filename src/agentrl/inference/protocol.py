@@ -72,8 +72,9 @@ class SamplingParams:
     """Sampling parameters, with the names, defaults and meanings of SGLang.
 
     `temperature` 0 is greedy. `top_k` -1 keeps the whole vocabulary. `stop`: texts that end the
-    output, which has the first of them at its end. The presence and frequency
-    penalties are subtracted from the logits of earlier tokens; the repetition penalty scales them.
+    output, which has the first of them at its end. `json_schema`: of the output, as JSON text; an
+    engine without grammars refuses it. The presence and frequency penalties are subtracted from the
+    logits of earlier tokens; the repetition penalty scales them.
     """
 
     max_new_tokens: int = 128
@@ -87,6 +88,7 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
+    json_schema: str | None = None
 
     def to_json(self) -> dict[str, object]:
         """The `sampling_params` object of `/generate`, without values at their default."""
@@ -111,6 +113,8 @@ class SamplingParams:
             body["frequency_penalty"] = self.frequency_penalty
         if self.repetition_penalty != 1.0:
             body["repetition_penalty"] = self.repetition_penalty
+        if self.json_schema is not None:
+            body["json_schema"] = self.json_schema
         return body
 
 
@@ -155,6 +159,8 @@ class Generation:
     service: URL of the service that made the output, or its last piece
     cached_tokens: how many of the `prompt_tokens` were in the cache
     latency_s: seconds from the request to the end
+    params: the request's sampling parameters, if they are known
+    replayed: id of the stored turn that it was read from; None if it was sampled
 
     An aborted generation keeps the tokens so far. Columns are tuples of Python numbers, immutable
     and accepted by tokenizers, chat templates and stored documents. Raises ValueError if their
@@ -188,6 +194,8 @@ class Generation:
     cached_tokens: int
     latency_s: float
     service: str
+    params: SamplingParams | None = None
+    replayed: str | None = None
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.output_logprobs):

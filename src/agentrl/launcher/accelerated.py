@@ -30,6 +30,7 @@ from agentrl.configs.flags import Value
 from agentrl.configs.parsing import Layer, layers_given, merged
 from agentrl.databases.connection import connect
 from agentrl.databases.service_key import shared_key
+from agentrl.launcher.agreed_figures import Meeting, agreed
 from agentrl.launcher.deployment import (
     Deployment,
     count_gpus,
@@ -81,9 +82,11 @@ def _planned_silently(argv: Sequence[str], place: Place) -> Stack:
 
 
 def _planned(argv: Sequence[str], place: Place) -> tuple[Stack, list[str]]:
-    """The parts of this machine, and lines for the user. All its processes plan the same."""
+    """The parts of this machine, and lines for the user. All processes plan the same."""
     layers = given_layers(argv, os.environ, "src/main.py")
     inventory = read_inventory(os.environ, place.machines)
+    if inventory.gpus and place.processes > 1:
+        inventory = agreed(inventory, Meeting.of_processes(place, os.environ))
     deployment = read_deployment(place.variables(os.environ, len(inventory.gpus)))
     if place.machines > 1 and not merged(layers).get("inference_api_key_env"):
         layers = [*layers, _shared_key(merged(layers))]

@@ -199,7 +199,7 @@ def _turns_of_segment(
             output_ids=pack_ints(ids[start:end]), output_logprobs=pack_floats(logprobs[start:end]),
             output_text=turn.get("text") or "", finish_reason=turn.get("finish_reason") or "stop",
             versions=_spans(versions[start:end].tolist()), generate_latency_s=0.0,
-            created_at=datetime.now(UTC),
+            created_at=datetime.now(UTC), trained=bool(columns["mask"][start:end].any()),
         )  # fmt: skip
         own = {name: columns[name][start:end] for name in ("mask", "advantages")}
         found.append((document, own))

@@ -20,13 +20,12 @@ from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
     Task,
-    TurnStatus,
 )
+from agentrl.launcher.group_pair import best_and_worst
 from agentrl.rollout.chat import ChatRenderer, Message, ToolSchema
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.demonstrations.of_record import Told, conversations
-from agentrl.rollout.groups.group_rules import turn_advantages
-from agentrl.rollout.groups.row_building import replay
+from agentrl.rollout.groups.row_building import advantages_of, replay
 
 Fields = dict[str, Any]
 
@@ -82,14 +81,15 @@ def message_rows(stored: Stored, renderer: ChatRenderer | None) -> list[Fields]:
 def preference_row(group: Sequence[Stored], renderer: ChatRenderer | None) -> Fields:
     """The pair of a group's best and worst Record, by score.
 
-    Among equal scores, the best has the fewest and the worst the most generated tokens. Raises
-    `NotExported` if the scores are equal.
+    Raises `NotExported` if the scores are equal.
     """
-    scored = [stored for stored in group if stored.record.score is not None]
-    ordered = sorted(scored, key=lambda s: (-_score(s), s.record.tokens.generated, s.record.id))
-    if len(ordered) < 2 or _score(ordered[0]) == _score(ordered[-1]):
+    by_id = {stored.record.id: stored for stored in group}
+    pair = best_and_worst(
+        {id: one.record.score for id, one in by_id.items() if one.record.score is not None}
+    )
+    if pair is None:
         raise NotExported("has no two records with different scores")
-    chosen, rejected = ordered[0], ordered[-1]
+    chosen, rejected = (by_id[id] for id in pair)
     told = [_alone(stored, renderer) for stored in (chosen, rejected)]
     prompts = [of.messages[: of.n_prompt] for of in told]
     if prompts[0] != prompts[1]:
@@ -105,11 +105,6 @@ def preference_row(group: Sequence[Stored], renderer: ChatRenderer | None) -> Fi
         "chosen_record": chosen.record.id, "rejected_record": rejected.record.id,
         **{name: chosen.fields[name] for name in common},
     }  # fmt: skip
-
-
-def _score(stored: Stored) -> float:
-    assert stored.record.score is not None
-    return stored.record.score
 
 
 def _alone(stored: Stored, renderer: ChatRenderer | None) -> Told:
@@ -191,11 +186,13 @@ def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
     """Mask and advantages of each turn's tokens: the training row's, else as it would have them."""
     sizes = [len(unpack_ints(turn.output_ids)) for turn in stored.turns]
     if stored.row is None:
-        statuses = [TurnStatus(turn.status) for turn in stored.turns]
-        of_turns = turn_advantages(stored.record.advantage or 0.0, statuses)
+        of_turns = advantages_of(stored.record, stored.turns, stored.record.advantage or 0.0)
         return [
-            {"mask": np.ones(size, np.uint8), "advantages": np.full(size, value, np.float32)}
-            for size, value in zip(sizes, of_turns, strict=True)
+            {
+                "mask": np.full(size, turn.trained, np.uint8),
+                "advantages": np.full(size, value, np.float32),
+            }
+            for turn, size, value in zip(stored.turns, sizes, of_turns, strict=True)
         ]
     # The tree of the same turns, with each generated token's number in their order.
     ends = np.cumsum(sizes)

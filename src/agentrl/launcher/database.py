@@ -11,7 +11,7 @@ from typing import Any
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.command_line import Given
-from agentrl.configs.parsing import config_of
+from agentrl.configs.parsing import Layer, config_of, layers_given, merged, read_flags
 from agentrl.databases.connection import RunDatabase, connect
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
 from agentrl.launcher.deployment import read_deployment
@@ -40,6 +40,23 @@ def run_place(place: Mapping[str, Any]) -> Config:
     return config_of({**place, "db_connection_string": url}) if url else config
 
 
+def launched_config(given: Given) -> Config:
+    """Merge the flags of the run's launch, files, environment and command line, which wins.
+
+    Raises `ConfigError`.
+    """
+    environment = read_deployment(os.environ).layers
+    layers = [
+        *layers_given(given.values, given.files, environment),
+        Layer("command line", {"run_name": given.own.run}),
+    ]
+    launch = read_launch(config_of(merged(layers)).output)
+    if launch is not None:
+        refuse_withheld(launch, merged(layers), ["db_connection_string"])
+    recorded = [read_flags(launch.flags, "the run's launch")] if launch else []
+    return config_of(merged([*recorded, *layers]))
+
+
 def mongod_of(config: Config) -> EmbeddedMongod:
     """The embedded mongod of a run, not started yet."""
     return EmbeddedMongod(config.output / "mongo", LOGS / f"{config.run.run_name}_mongo.log")
@@ -59,6 +76,17 @@ def mongod_holds(data_dir: Path) -> bool:
         return False
     finally:
         os.close(file)
+
+
+def embedded_port(data_dir: Path) -> int:
+    """The port of the mongod that runs on this data folder."""
+    return int(json.loads((data_dir / "port").read_text(encoding="utf-8")))
+
+
+def embedded_url(data_dir: Path) -> str:
+    """The URL of the mongod that runs on this data folder."""
+    port = embedded_port(data_dir)
+    return f"mongodb://127.0.0.1:{port}/?replicaSet={REPLICA_SET}&directConnection=true"
 
 
 def ended(mongod: EmbeddedMongod) -> bool:
@@ -93,8 +121,7 @@ async def run_database(
     if run.db_connection_string is not None:
         url = run.db_connection_string
     elif run_lives and mongod_holds(data_dir):
-        port = int(json.loads((data_dir / "port").read_text(encoding="utf-8")))
-        url = f"mongodb://127.0.0.1:{port}/?replicaSet={REPLICA_SET}&directConnection=true"
+        url = embedded_url(data_dir)
     elif data_dir.is_dir() or may_begin:
         mongod = mongod_of(config)
         url = mongod.start()

@@ -26,14 +26,20 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("--margin is between trajectories of --from_run, which is not given")
     if margin is not None and margin <= 0:
         raise ConfigError(f"--margin {margin:g}: must be above 0, so that one answer is better")
-    flags = {name: asdict(preference)[name] for name in ("loss_type", "label_smoothing")}
+    flags = asdict(preference)
+    del flags["beta"]  # a flag of the run, which is handed on with the others
     return run_supervised(
         given,
         layers,
         config,
         of_run=lambda *how: pairs_of_run(given.own.where, margin, *how),
         pairs=True,
-        objective=[word for name, value in flags.items() for word in (f"--{name}", str(value))],
+        objective=[
+            word
+            for name, value in flags.items()
+            if value is not None
+            for word in (f"--{name}", str(value))
+        ],
     )
 
 

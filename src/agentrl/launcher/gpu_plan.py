@@ -218,7 +218,12 @@ def plan_lines(plan: Placement, parameters: int | None = None) -> list[str]:
     ]
     if serve is not None:
         used = tuple(gpu for service in plan.service_gpus for gpu in service)
-        how = " · in turns with the trainer" if plan.in_turns else ""
+        how = ""
+        if plan.in_turns:
+            how = (
+                " · in turns with the trainer: released before it loads (at a resume "
+                f"{train.loaded / GIB:.1f} GiB), and for each step"
+            )
         where = (
             " of the first machine" if plan.inventory.machines > 1 and not plan.reachable else ""
         )

@@ -14,7 +14,13 @@ from rich.console import Console
 
 from agentrl.configs import ConfigError
 from agentrl.databases import runs
-from agentrl.databases.connection import PATIENCE_S, RunDatabase, connect
+from agentrl.databases.connection import (
+    PATIENCE_S,
+    RunDatabase,
+    connect,
+    retry_through_outages,
+)
+from agentrl.databases.documents import InferenceService
 from agentrl.databases.mongod import EmbeddedMongod, MongodError
 from agentrl.databases.runs import (
     FINISHED,
@@ -23,6 +29,7 @@ from agentrl.databases.runs import (
     TrainerReplaced,
     load_run,
 )
+from agentrl.databases.services import live_services
 from agentrl.databases.task_file import TaskFileError
 from agentrl.held_port import HeldPort
 from agentrl.launcher.database import ended, mongod_of
@@ -69,6 +76,7 @@ from agentrl.launcher.stack import (
     Addresses,
     Stack,
     plan_parts,
+    service_urls,
     thread_environment,
     with_urls,
 )
@@ -79,6 +87,7 @@ from agentrl.training.run.entry import RunEntry, enter, settle
 _TICK_S = 0.25
 _READ_EVERY_S = 3.0  # the database is asked so often; a step takes longer than this
 _LAST_READ_S = 2.0
+_LOOK_S = 0.5  # between two looks for services that have begun
 _SAVE_EVERY_S = 15.0
 _MONGOD_SPACE = 64 << 20  # bytes: journal files, and some minutes of documents
 
@@ -253,7 +262,7 @@ class Launch:
     async def _train(self, database: RunDatabase) -> Outcome:
         """Start trainer and samplers, and wait for the end of the run."""
         title = f"{self._stack.config.run.run_name} · {self._preset.title}"
-        self._start_parts(Kind.TRAINER, Kind.SAMPLER)
+        self._start_parts(Kind.SAMPLER)
         with LiveView(title, self._console, self._logs(self._parts)) as view:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGCONT, view.come_back)
@@ -262,8 +271,12 @@ class Launch:
             reader.add_done_callback(lambda task: _tell_failure(task, view))
             checking = asyncio.create_task(self._check_on())
             feeding = asyncio.create_task(self._feed(database))
+            starting = asyncio.create_task(self._start_trainer(database, view))
+            starting.add_done_callback(lambda task: task.cancelled() or task.exception())
             try:
                 while (outcome := self._judge(self._events(), view)) is None:
+                    if starting.done():
+                        starting.result()
                     if checking.done() and (mistakes := checking.result()) is not None:
                         outcome = mistakes
                         break
@@ -272,6 +285,7 @@ class Launch:
                         break
                     self._show(view)
                     await asyncio.sleep(_TICK_S)
+                starting.cancel()
                 if self._stop.first is not None:
                     saved = ", with a checkpoint" if self._stack.trainers else ""
                     view.notice(
@@ -284,9 +298,10 @@ class Launch:
                 stopping.result()
             finally:
                 loop.remove_signal_handler(signal.SIGCONT)
-                for task in (reader, checking, feeding):
+                beside = (reader, checking, feeding, starting)
+                for task in beside:
                     task.cancel()
-                await asyncio.gather(reader, checking, feeding, return_exceptions=True)
+                await asyncio.gather(*beside, return_exceptions=True)
             # The final state stays on the screen. An unreachable database is not waited for.
             with suppress(PyMongoError, TimeoutError):
                 async with asyncio.timeout(_LAST_READ_S):
@@ -297,6 +312,24 @@ class Launch:
         if outcome.status and self._stop.first is None:
             return await self._hopeless(database) or outcome
         return outcome
+
+    async def _start_trainer(self, database: RunDatabase, view: LiveView) -> None:
+        """Start the trainer, which waits for services that it takes turns with.
+
+        They measure what is free on the GPUs, and hold it before the trainer has any.
+        """
+        config = self._stack.config
+        if self._stack.trainers and self._stack.services and config.services.inf_share_gpus:
+            view.notice("the trainer starts when the services, whose GPUs it shares, have begun")
+            urls = set(service_urls(self._stack, self._addresses))
+            with suppress(TimeoutError):  # the trainer says what is the matter
+                async with asyncio.timeout(config.sampling.startup_timeout):
+                    while not urls <= {each.url for each in await self._registered(database)}:
+                        await asyncio.sleep(_LOOK_S)
+        self._start_parts(Kind.TRAINER)
+
+    async def _registered(self, database: RunDatabase) -> list[InferenceService]:
+        return await retry_through_outages(lambda: live_services(database), "the services")
 
     async def _check_on(self) -> Outcome | None:
         """Check large task files to their end. Returns an outcome if one has mistakes."""

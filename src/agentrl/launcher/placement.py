@@ -5,8 +5,8 @@ the layouts of a machine from the best to the last resort, and takes the first a
 services fit their GPUs:
 
     apart       some GPUs train, the others serve; as many as possible of each
-    in turns    on the same GPUs: services release their memory during a step, and the trainer has
-                its state on the host between steps (`--inf_share_gpus`)
+    in turns    on the same GPUs: services release their memory while the trainer loads and during a
+                step, and the trainer has its state on the host between steps (`--inf_share_gpus`)
     side by side    on the same GPUs, each within its share, only if asked for
 
 All machines have the same layout. Memory is in bytes of one GPU.
@@ -81,6 +81,7 @@ class Training:
     checkpointing: bool
     tokens: int
     peak: int
+    loaded: int  # once a checkpoint is loaded
     between: int  # between two steps
 
 
@@ -252,6 +253,7 @@ def _training(
             tokens = asked.micro_batch_tokens or _filling(model, asked, setup, limit)
             setup = replace(setup, tokens=max(tokens, least))
             found = estimate(model.shape, setup)
+            states = found.states + _beside(asked, found)
             return Training(
                 gpus=gpus,
                 dp=processes // (tp * cp),
@@ -261,7 +263,8 @@ def _training(
                 checkpointing=checkpointing,
                 tokens=tokens,
                 peak=found.peak + _beside(asked, found, gradients=True),
-                between=found.states + _beside(asked, found),
+                loaded=states,
+                between=states,
             )
     return None
 

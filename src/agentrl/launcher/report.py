@@ -58,10 +58,11 @@ class InQuarantine:
 
 @dataclass(frozen=True)
 class Tokens:
-    """Generated tokens of training."""
+    """Generated tokens of training. `replayed`: used again by attempts that followed others."""
 
     sampled: int
     trained: int
+    replayed: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class Sampled:
 
     tokens: int  # generated
     conversations: Conversations
+    replayed: int = 0  # tokens of earlier attempts, used again
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,9 @@ def summarise(
         quarantined=quarantined,
         max_staleness=max((line["staleness_max"] for line in metrics), default=0),
         tokens=Tokens(
-            sampled=sampled.tokens, trained=sum(line["n_train_tokens"] for line in metrics)
+            sampled=sampled.tokens,
+            trained=sum(line["n_train_tokens"] for line in metrics),
+            replayed=sampled.replayed,
         ),
         conversations=sampled.conversations,
     )
@@ -231,8 +235,21 @@ async def _sampled(database: RunDatabase) -> Sampled:
     async for group in cursor:
         names = ("records", "segments", "continuations", "drifts")
         conversations = Conversations(**{name: int(group[name]) for name in names})
-        return Sampled(int(group["tokens"]), conversations)
+        replayed = await _replayed(database)
+        return Sampled(int(group["tokens"]) - replayed, conversations, replayed)
     return Sampled(0, Conversations(0, 0, 0, 0))
+
+
+async def _replayed(database: RunDatabase) -> int:
+    """Generated tokens of training that were not sampled again."""
+    cursor = await database.records.aggregate(
+        [
+            {"$match": {"split": Split.TRAIN, "replay.tokens": {"$gt": 0}}},
+            {"$group": {"_id": None, "tokens": {"$sum": "$replay.tokens"}}},
+        ],
+        hint="replayed",
+    )
+    return sum([int(group["tokens"]) async for group in cursor])
 
 
 def write_summary(output: Path, summary: Summary) -> Path:

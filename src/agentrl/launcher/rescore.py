@@ -8,7 +8,6 @@ those given here. Each Record keeps its old scores in `score_history`.
 """
 
 import asyncio
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,16 +15,12 @@ from bson import json_util
 from rich.console import Console
 
 from agentrl.configs import Config, ConfigError
-from agentrl.configs.command_line import Given
-from agentrl.configs.parsing import Layer, config_of, layers_given, merged, read_flags
 from agentrl.configs.verbs import rescore_parser
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
 from agentrl.databases.scorer_notation import parse_scorer
-from agentrl.launcher.database import run_database
-from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.database import launched_config, run_database
 from agentrl.launcher.preflight import agent_config_of
-from agentrl.launcher.run_folder import read_launch, refuse_withheld
 from agentrl.rollout.groups.rescoring import Rescorer, RescoringReport
 from agentrl.rollout.llm.models import load_agent_models
 from agentrl.rollout.scorers import Scorers
@@ -42,29 +37,12 @@ def main(argv: Sequence[str]) -> int:
     """
     given = rescore_parser().parse(argv)
     arguments = given.own
-    config = _config_of(arguments.run, given)
+    config = launched_config(given)
     where = read_where(arguments.where)
     check_scorer(arguments.scorer, config)
     report = asyncio.run(_rescore(config, arguments.scorer, where))
     print_report(Console(), report, config.run.run_name)
     return 1 if report.failures else 0
-
-
-def _config_of(run: str, given: Given) -> Config:
-    """Merge the flags of the run's launch, files, environment and command line, which wins.
-
-    Raises `ConfigError`.
-    """
-    environment = read_deployment(os.environ).layers
-    layers = [
-        *layers_given(given.values, given.files, environment),
-        Layer("command line", {"run_name": run}),
-    ]
-    launch = read_launch(config_of(merged(layers)).output)
-    if launch is not None:
-        refuse_withheld(launch, merged(layers), ["db_connection_string"])
-    recorded = [read_flags(launch.flags, "the run's launch")] if launch else []
-    return config_of(merged([*recorded, *layers]))
 
 
 def read_where(text: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from agentrl.configs.flags import FLAGS, holds_secret
 from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
 from agentrl.configs.secret_variables import VARIABLES
 from agentrl.launcher import launch_help
+from agentrl.launcher.agreed_figures import Meeting, agreed
 from agentrl.launcher.deployment import Deployment, read_deployment, usable_cores
 from agentrl.launcher.gpu_plan import plan_lines
 from agentrl.launcher.inventory import read_inventory
@@ -54,6 +55,9 @@ def main(argv: Sequence[str]) -> int:
     if deployment.samplers_only:
         return _add_samplers(preset, rest[0], rest[1:], deployment, command)
     inventory = read_inventory(os.environ, deployment.num_machines)
+    if inventory.gpus and deployment.num_machines > 1:
+        _tell(f"planning with the other machines of {deployment.num_machines}")
+        inventory = agreed(inventory, Meeting.of_launches(deployment))
     stack = plan_stack(preset, rest[0], rest[1:], deployment, inventory, command, usable_cores())
     return start(stack, preset)
 
@@ -91,18 +95,23 @@ def start(stack: Stack, preset: Preset) -> int:
             )
             print_lines(console, next_steps(stack.config, preset.script))
             return 0
-        before = read_launch(stack.config.output)
-        flags, withheld = recorded(stack.flags)
-        record = LaunchRecord(
-            preset.name,
-            flags,
-            withheld=withheld,
-            seconds=before.seconds if before else 0.0,
-            demo_tools=stack.tools,
-            origins=stack.origins,
-            held_out=before.held_out if before else [],
-        )
+        record = launch_record(preset, stack)
         return asyncio.run(Launch(stack, preset, lock=lock, record=record, checks=checks).run())
+
+
+def launch_record(preset: Preset, stack: Stack) -> LaunchRecord:
+    """What the folder of the run will say of this launch, and of those before it."""
+    before = read_launch(stack.config.output)
+    flags, withheld = recorded(stack.flags)
+    return LaunchRecord(
+        preset.name,
+        flags,
+        withheld=withheld,
+        seconds=before.seconds if before else 0.0,
+        demo_tools=stack.tools,
+        origins=stack.origins,
+        held_out=before.held_out if before else [],
+    )
 
 
 def _add_samplers(

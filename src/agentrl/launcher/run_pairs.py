@@ -12,6 +12,7 @@ from typing import Any
 
 from agentrl.databases.pair_tree import pair_tree
 from agentrl.databases.token_tree import TokenTree
+from agentrl.launcher.group_pair import best_and_worst
 from agentrl.launcher.run_rows import (
     FORMAT,
     Turns,
@@ -44,7 +45,7 @@ def pairs_of_run(
     """
     longest = preparation.longest
     with opened_run(run, preparation.model) as opened:
-        pairs, alike = best_and_worst(opened.records(where), margin)
+        pairs, alike = pairs_of_groups(opened.records(where), margin)
         ids = [record for pair in pairs.values() for record in pair]
 
         def made() -> Iterator[MadeRow]:
@@ -57,30 +58,32 @@ def pairs_of_run(
         return keep_rows(folder, run, made, report)
 
 
-def best_and_worst(
+def pairs_of_groups(
     records: Sequence[Mapping[str, Any]], margin: float | None
 ) -> tuple[dict[str, tuple[str, str]], dict[str, str]]:
     """The ids of the best and of the worst Record of each group, and why others have no pair.
 
-    `records`: `_id`, `task` (the group) and `score`. Of equal ones the first by its id counts.
+    `records`: `_id`, `task` (the group) and `score`.
     """
     pairs: dict[str, tuple[str, str]] = {}
     alike: dict[str, str] = {}
     by_group = itemgetter("task")
     for group, members in groupby(sorted(records, key=by_group), key=by_group):
-        scored = sorted(
-            (one for one in members if one.get("score") is not None), key=itemgetter("_id")
-        )
-        if len(scored) < 2:
-            alike[group] = f"has {len(scored)} finished trajectories with a score, and a pair two"
+        scores = {one["_id"]: one["score"] for one in members if one.get("score") is not None}
+        if len(scores) < 2:
+            alike[group] = f"has {len(scores)} finished trajectories with a score, and a pair two"
             continue
-        best, worst = max(scored, key=itemgetter("score")), min(scored, key=itemgetter("score"))
-        difference = best["score"] - worst["score"]
-        if difference > 0 and (margin is None or difference >= margin):
-            pairs[group] = (best["_id"], worst["_id"])
+        pair = best_and_worst(scores)
+        if pair is None:
+            alike[group] = "has equal scores only"
+            continue
+        difference = scores[pair[0]] - scores[pair[1]]
+        if margin is not None and difference < margin:
+            alike[group] = (
+                f"has scores that differ by {difference:g}, less than --margin {margin:g}"
+            )
         else:
-            least = "" if margin is None or not difference else f", less than --margin {margin:g}"
-            alike[group] = f"has scores that differ by {difference:g} only{least}"
+            pairs[group] = pair
     return pairs, alike
 
 

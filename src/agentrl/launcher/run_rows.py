@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from agentrl.configs import ConfigError
 from agentrl.configs.digests import tokenizer_digest
@@ -143,7 +144,11 @@ def trained_tree(turns: Turns, longest: int, *, liked: bool = True) -> TokenTree
     less likely. Raises `ValueError` with one sentence if there is nothing to train.
     """
     of_turns = turn_advantages(1.0 if liked else -1.0, [TurnStatus(turn.status) for turn in turns])
-    tree = replay(turns, [{"advantages": of_turn} for of_turn in of_turns]).tree()
+    columns: list[dict[str, ArrayLike]] = [
+        {"advantages": of_turn} if turn.trained else {"mask": 0}
+        for turn, of_turn in zip(turns, of_turns, strict=True)
+    ]
+    tree = replay(turns, columns).tree()
     refuse_longer(tree, longest)
     trained = (tree["mask"] == 1) & (tree["advantages"] != 0)
     if not trained.any():

@@ -41,7 +41,7 @@ class RunRow:
     step: int
     max_steps: int | None
     before: float | None  # success on the held-out tasks, first and last evaluation
-    after: float | None
+    after: float | None  # of evaluations only: that of the last one
     bytes: int
     changed: float | None  # seconds since 1970
     folder: str | None
@@ -62,19 +62,21 @@ def read_run(folder: Path) -> RunRow | None:
     saved: Mapping[str, Any] = {}
     last: Mapping[str, Any] = {}
     step, note, state = 0, "", None
+    success, evaluated = None, ""
     try:
         launch = _read_launch(folder)
         summary = _read_object(folder / "summary.json")
         last = _last_line(folder / "metrics.jsonl")
         step = max(last.get("step", 0), last_checkpoint(folder) or 0)
         saved = _read_checkpoint(folder)
+        success, evaluated = _evaluated(folder, launch)
     except _Unreadable as error:
         state, note = State.BROKEN, str(error)
     flags = saved.get("config") or {}
     most = (launch and launch.max_steps) or _flag(launch, "max_steps")
     most = int(most or flags.get("optimizer", {}).get("max_steps") or 0)
     held_out = launch.held_out if launch else ()
-    before, after = (held_out[0], held_out[-1]) if held_out else (None, None)
+    before, after = (held_out[0], held_out[-1]) if held_out else (None, success)
     holder = lock_holder(folder)
     if holder is not None:
         state, note = State.LIVE, _who(holder)
@@ -83,6 +85,10 @@ def read_run(folder: Path) -> RunRow | None:
     elif state is None:
         state, note = _state(folder, launch, summary, step, most)
     done = state is State.FINISHED
+    if done and evaluated:
+        note = evaluated
+    if done and step and most <= 0:
+        most = step  # a number of epochs was given
     # Commands that only read start mongod too, which changes its folder.
     told = [part for part in parts if part.name != "mongo"] or parts
     embedded = (folder / "mongo").exists()
@@ -94,8 +100,8 @@ def read_run(folder: Path) -> RunRow | None:
         note=note,
         step=step,
         max_steps=most if most > 0 else None,
-        before=summary.get("eval_before") if done else before,
-        after=summary.get("eval_after") if done else after,
+        before=summary.get("eval_before", before) if done else before,
+        after=summary.get("eval_after", after) if done else after,
         bytes=sum(map(disk_bytes, parts)),
         changed=max(os.lstat(part).st_mtime for part in told if os.path.lexists(part)),
         folder=str(folder),
@@ -141,6 +147,19 @@ def _supervised_state(
     return (
         (State.FINISHED, "") if done else (State.STOPPED, f"resumes from checkpoint-{checkpoint}")
     )
+
+
+def _evaluated(folder: Path, launch: LaunchRecord | None) -> tuple[float | None, str]:
+    """Of a run of evaluations only: the success that the last found, and what it was of."""
+    if launch is None or launch.preset != EVALUATIONS:
+        return None, ""
+    reports = sorted((folder / "eval").glob("model-*.json"), key=lambda file: file.stat().st_mtime)
+    if not reports:
+        return None, ""
+    last = _read_object(reports[-1])
+    first = (last.get("pass_at") or {}).get("1") or {}
+    count = f"{len(reports)} evaluations, the last: " if len(reports) > 1 else ""
+    return first.get("mean"), f"{count}{last.get('checkpoint')} on {last.get('task_file')}"
 
 
 def _who(process: str) -> str:

@@ -41,16 +41,24 @@ def main(argv: Sequence[str]) -> int:
     url = config_of(given.values).run.db_connection_string or read_deployment(os.environ).db_url
     if arguments.output_root != "output" and not root.is_dir():
         raise ConfigError(f"--output_root {root}: there is no such folder")
-    folders = sorted(root.iterdir()) if root.is_dir() else []
-    rows = [row for row in map(read_run, folders) if row is not None]
-    if url is not None:
-        rows = merge_rows(rows, asyncio.run(_rows_of(url)))
-    rows.sort(key=lambda row: -(row.changed or 0.0))
+    rows = asyncio.run(list_runs(root, url))
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         print_runs(Console(), rows, time.time(), str(root))
     return 0
+
+
+async def list_runs(root: Path, url: str | None) -> list[RunRow]:
+    """The runs of a folder and of the MongoDB at `url`, newest first.
+
+    Raises `DatabaseUnreachable`.
+    """
+    folders = sorted(root.iterdir()) if root.is_dir() else []
+    rows = [row for row in map(read_run, folders) if row is not None]
+    if url is not None:
+        rows = merge_rows(rows, await _rows_of(url))
+    return sorted(rows, key=lambda row: -(row.changed or 0.0))
 
 
 async def _rows_of(url: str) -> list[RunRow]:
@@ -129,8 +137,8 @@ def print_runs(console: Console, rows: Sequence[RunRow], now: float, root: str) 
         table.add_row(
             row.name,
             Text(row.state, _STYLES.get(row.state, "")),
-            f"{row.step}/{row.max_steps or '?'}",
-            "-" if row.after is None else f"{row.before:.2f} → {row.after:.2f}",
+            f"{row.step}/{row.max_steps or '?'}" if row.step or row.max_steps else "-",
+            " → ".join(f"{one:.2f}" for one in (row.before, row.after) if one is not None) or "-",
             shown_bytes(row.bytes),
             age(now - row.changed) if row.changed else "-",
             place,

@@ -17,7 +17,6 @@ from agentrl.configs.parsing import (
     layers_given,
     merged,
     origins_of,
-    recorded,
 )
 from agentrl.launcher.deployment import (
     Deployment,
@@ -31,8 +30,8 @@ from agentrl.launcher.fixed_weights import fixed_services
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.model_source import ModelSource, find_model
 from agentrl.launcher.presets import SAMPLE, preset_layers
-from agentrl.launcher.run import check_start, try_services
-from agentrl.launcher.run_folder import LaunchRecord, RunLock, last_checkpoint, read_launch
+from agentrl.launcher.run import check_start, launch_record, try_services
+from agentrl.launcher.run_folder import RunLock, last_checkpoint
 from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.launcher.stack import Stack
 
@@ -79,15 +78,7 @@ def sample_tasks(layers: list[Layer], source: ModelSource, deployment: Deploymen
     if stack.services:
         set_up_sglang(deployment.service_command(stack.gpus))
     with RunLock(config.output, deployment.machine_rank) as lock:
-        before = read_launch(config.output)
-        flags, withheld = recorded(stack.flags)
-        record = LaunchRecord(
-            SAMPLE.name,
-            flags,
-            withheld=withheld,
-            seconds=before.seconds if before else 0.0,
-            origins=stack.origins,
-        )
+        record = launch_record(SAMPLE, stack)
         return asyncio.run(Launch(stack, SAMPLE, lock=lock, record=record, checks=checks).run())
 
 

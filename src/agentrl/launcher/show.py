@@ -13,7 +13,14 @@ from agentrl.configs import ConfigError
 from agentrl.configs.verbs import SHOWN_RECORDS, show_parser
 from agentrl.databases import outages
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import DispatchedSamplingTask, Record, Split, ToolCall, TurnStatus
+from agentrl.databases.documents import (
+    DispatchedSamplingTask,
+    Record,
+    Replay,
+    Split,
+    ToolCall,
+    TurnStatus,
+)
 from agentrl.databases.failed_tasks import COUNTED, FailedTask, count_failed_tasks, failed_tasks
 from agentrl.databases.quarantine import QuarantinedItem, count_quarantined, list_quarantined
 from agentrl.launcher.database import place_config, run_database
@@ -119,6 +126,10 @@ def print_record(
         f"{record.n_turns} turns, {record.n_tool_calls} tool calls ({record.n_tool_errors} errors),"
         f" {record.tokens.generated} tokens generated",
     ]
+    if record.fork is not None:
+        facts.append(f"a fork of {record.fork.record} at turn {record.fork.turn}")
+    if record.replay is not None:
+        facts.append(_replayed(record.replay))
     if versions is not None:
         facts.append(f"policy versions {versions.min} to {versions.max}")
     if record.tools_offered:
@@ -138,8 +149,16 @@ def print_record(
         if turn.rewrite is not None:
             told = Rule(f"conversation rewritten: {turn.rewrite}", align="left", style="yellow")
             console.print(told)
-        status = "" if turn.status == TurnStatus.COMPLETED else f" · {turn.status}"
-        console.print(Rule(f"assistant · turn {turn.turn}{status}", align="left", style="dim"))
+        parts = [
+            f"turn {turn.turn}",
+            "" if turn.status == TurnStatus.COMPLETED else turn.status,
+            turn.agent or "",
+            f"by {turn.service}" if turn.agent and not turn.output_ids else "",
+            "" if turn.trained else "not trained",
+            "" if turn.replayed is None else f"replayed from {turn.replayed}",
+        ]
+        head = " · ".join(["assistant", *filter(None, parts)])
+        console.print(Rule(head, align="left", style="dim"))
         console.print(Text(turn.output_text, "bold"))
         if turn.format_error:
             console.print(Text(f"not understood: {turn.format_error}", "red"))
@@ -164,8 +183,18 @@ def print_record(
         for scorer, score in record.scores.items():
             explanation = record.explanations.get(scorer, "")
             console.print(Text.assemble(f"  {scorer} {score}", (f"  {explanation}", "dim")))
+    for agent, reward in record.agent_rewards.items():
+        own = record.agent_advantages.get(agent)
+        said = f"  agent {agent} · reward {reward:g}"
+        console.print(Text(said + ("" if own is None else f" · advantage {own:+.3f}"), "dim"))
     if record.left_out:
         console.print(Text(f"  not trained: {record.left_out}", "dim"))
+
+
+def _replayed(replay: Replay) -> str:
+    """How much of a Record was answered by stored turns."""
+    told = f"{replay.turns} turns, {replay.tokens} tokens replayed from the ledger"
+    return told if replay.diverged is None else f"{told}; diverged at turn {replay.diverged}"
 
 
 def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:

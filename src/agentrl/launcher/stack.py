@@ -353,6 +353,12 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
     return parts
 
 
+def service_urls(stack: Stack, addresses: Addresses) -> list[str]:
+    """The URLs by which the services that are started here register with the run."""
+    host = _address(stack) or "127.0.0.1"
+    return [f"http://{host}:{port}" for port in addresses.service_ports[: stack.services]]
+
+
 def _devices(stack: Stack, service: int) -> str | None:
     """CUDA_VISIBLE_DEVICES of a service; None without GPUs."""
     placement = stack.placement

@@ -103,6 +103,8 @@ def run_supervised(
             "agentrl.training.supervised.process", [*flags, *objective], deployment, processes,
             deployment.meeting_port, on_gpus=gpus > 0,
         )  # fmt: skip
+        started = f"starting {processes} trainer process{'es' * (processes > 1)}"
+        print_lines(console, [f"{started} with {model}"])
         status = _run(command, {**_threads(processes, deployment), **secrets})
         if status != 0 or deployment.machine_rank > 0:
             return status

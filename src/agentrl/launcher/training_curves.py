@@ -5,7 +5,6 @@ docs/reference/losses.md explains the figures.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -13,32 +12,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agentrl.launcher.progress import Metrics
+from agentrl.launcher.step_panels import PANELS, Panel, values_of
 from agentrl.whole_file import write_whole
 
 _INK, _GRID = "#333333", "#dddddd"
 _COLOURS = ("#2a6fbb", "#e08a1e")
-
-
-@dataclass(frozen=True)
-class _Panel:
-    """A panel of up to two figures of `metrics.jsonl`, each with its name in the legend."""
-
-    title: str
-    figures: Sequence[tuple[str, str]]
-
-
-_PANELS = (
-    _Panel("loss", [("loss", "")]),
-    _Panel("gradient norm", [("grad_norm", "")]),
-    _Panel("entropy", [("entropy", "exact"), ("negative_logprob", "of sampled tokens")]),
-    _Panel("KL to the reference", [("reference_kl", "")]),
-    _Panel("KL of sampler and trainer", [("mismatch_kl", "")]),
-    _Panel("effective sample size", [("effective_sample_size", "")]),
-    _Panel("clipped tokens", [("clip_fraction_high", "high"), ("clip_fraction_low", "low")]),
-    _Panel("staleness", [("staleness_max", "largest"), ("staleness_mean", "mean")]),
-    _Panel("explained variance of the critic", [("explained_variance", "")]),
-    _Panel("seconds of a step", [("step_seconds", "all"), ("train_seconds", "training")]),
-)
 _COLUMNS = 4
 
 
@@ -48,7 +26,7 @@ def draw_training(output: Path, run: str, metrics: Sequence[Metrics]) -> Path:
     A figure that no line has gets no panel.
     """
     panels = [
-        panel for panel in _PANELS if any(_values(metrics, name) for name, _ in panel.figures)
+        panel for panel in PANELS if any(values_of(metrics, name) for name, _ in panel.figures)
     ]
     rows = -(-len(panels) // _COLUMNS) or 1
     figure = Figure(figsize=(3.4 * _COLUMNS, 2.4 * rows), dpi=120, layout="constrained")
@@ -62,10 +40,10 @@ def draw_training(output: Path, run: str, metrics: Sequence[Metrics]) -> Path:
     return path
 
 
-def _draw(axes: Axes, panel: _Panel, metrics: Sequence[Metrics]) -> None:
+def _draw(axes: Axes, panel: Panel, metrics: Sequence[Metrics]) -> None:
     labelled = False
     for (name, label), colour in zip(panel.figures, _COLOURS, strict=False):
-        values = _values(metrics, name)
+        values = values_of(metrics, name)
         if values:
             steps, figures = zip(*values, strict=True)
             axes.plot(steps, figures, color=colour, linewidth=1.4, label=label or None)
@@ -76,8 +54,3 @@ def _draw(axes: Axes, panel: _Panel, metrics: Sequence[Metrics]) -> None:
     axes.tick_params(colors=_INK, labelsize=7)
     if labelled:
         axes.legend(frameon=False, fontsize=7)
-
-
-def _values(metrics: Sequence[Metrics], name: str) -> list[tuple[int, float]]:
-    """(step, value) of a figure, for the lines that have it."""
-    return [(line["step"], line[name]) for line in metrics if line.get(name) is not None]

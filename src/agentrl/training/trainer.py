@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -176,6 +177,9 @@ class Trainer:
         )
         self._database = database = self._agreement.on_all(self._connect)
         self._held = self._agreement.from_main(lambda: self._take_run(database, rows_per_step))
+        if config.services.inf_share_gpus:
+            # Before anything is loaded: services have most of the memory.
+            self._from_main(lambda coordinator: coordinator.release_gpus())
         learner = learner_config(config, accelerator)
         self._published_dtype = torch.bfloat16 if learner.compute.bf16 else torch.float32
         self._written_form = written_form(model)
@@ -353,6 +357,7 @@ class Trainer:
             len(outages),
         )  # fmt: skip
         metrics.write(line)
+        self._background.run(self._coordinator.keep_metrics(step, asdict(line)))
         logger.info(
             "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",
             step, total, line.reward_mean, line.loss, line.grad_norm, line.step_seconds,

@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -25,7 +26,8 @@ from agentrl.inference.weights.updates import PublishedWeights, UpdateFailed
 
 T = TypeVar("T")
 
-_TIMEOUT_S = 120.0  # for joining, and for a peer to take one tensor
+_TIMEOUT_S = 120.0  # for a service to join, and to take one bucket of tensors
+_LEAVE_S = 5.0
 
 
 class DistributedUpdater:
@@ -55,18 +57,39 @@ class DistributedUpdater:
                     version=weights.version if last else None,
                     flush_cache=flush_cache and last,
                 )
-                await _both(receiving, _in_thread(partial(group.send, list(bucket.values()))))
+                sending = _in_thread(partial(group.send, list(bucket.values())))
+                # A limit of its own: a service may hang when it has all tensors, and NCCL may wait
+                # for a peer before it begins to send.
+                async with asyncio.timeout(self._timeout_s):
+                    await _both(receiving, sending)
             await engine.end_weight_update()
+        except TimeoutError as error:
+            self._abandon(engine)
+            raise UpdateFailed(
+                f"{engine.url} did not take a part of the weights within {self._timeout_s:g} s",
+                mixed=True,
+            ) from error
         except (InferenceError, RuntimeError) as error:
-            await self._forget(engine)
+            name = self._abandon(engine)
+            with suppress(InferenceError):  # the group is gone already
+                await engine.destroy_weights_update_group(name, timeout_s=_LEAVE_S)
             raise UpdateFailed(f"{engine.url}: {error}", mixed=True) from error
         except asyncio.CancelledError:
-            self._groups.pop(engine.url, None)
+            self._abandon(engine)
             raise
 
     async def close(self) -> None:
         """Leave all groups."""
         self._groups.clear()
+
+    def _abandon(self, engine: Engine) -> str:
+        """Abort the group with a service, so that the next update meets in a new one.
+
+        Returns its name. Nobody waits for the end of the abort, which may hang itself.
+        """
+        name, group = self._groups.pop(engine.url)
+        threading.Thread(target=group.abort, name="weight-update", daemon=True).start()
+        return name
 
     async def _meet(self, engine: Engine) -> tuple[str, WeightGroup]:
         """Return the group with a service, and make one if there is none.
@@ -99,21 +122,15 @@ class DistributedUpdater:
                 device=self._device,
                 timeout_s=self._timeout_s,
             )
-            group = await _both(joining, _in_thread(meet))
-        except RuntimeError as error:
+            async with asyncio.timeout(self._timeout_s + _LEAVE_S):
+                group = await _both(joining, _in_thread(meet))
+        except (RuntimeError, TimeoutError) as error:
             raise InferenceError(
                 f"{engine.url} did not meet the trainer at {address} for --weight_update"
-                f" distributed: {error}"
+                f" distributed: {str(error) or f'not within {self._timeout_s:g} s'}"
             ) from error
         self._groups[engine.url] = name, group
         return name, group
-
-    async def _forget(self, engine: Engine) -> None:
-        name, _ = self._groups.pop(engine.url)
-        try:
-            await engine.destroy_weights_update_group(name, timeout_s=5.0)
-        except InferenceError:
-            return  # the group is gone already
 
 
 def local_address(url: str) -> str:

@@ -4,6 +4,7 @@ It does not touch the process's default group. Its keys in the store are those o
 `torch.distributed.init_process_group`, which services such as SGLang use to join.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,9 @@ Backend = Literal["gloo", "nccl"]
 
 # What torch puts before the keys of a group's first device.
 _FIRST_DEVICE = {"gloo": "cpu", "nccl": "cuda"}
+# torch ends the process of an NCCL group whose time-out passes. Ours must pass first.
+_NEVER = timedelta(days=30)
+_FIRST_LOOK_S, _LAST_LOOK_S = 5e-5, 5e-3  # between two looks whether a broadcast is complete
 
 
 def host_store(address: str, timeout_s: float) -> TCPStore:
@@ -38,7 +42,10 @@ def reach_store(address: str, port: int, timeout_s: float) -> TCPStore:
 
 
 class WeightGroup:
-    """One rank of the group. All calls block, at most for the time-out."""
+    """One rank of the group. All calls block, at most for the time-out.
+
+    A group that has failed is of no use any more. `abort` ends what still waits in it.
+    """
 
     def __init__(
         self,
@@ -58,6 +65,7 @@ class WeightGroup:
         """
         self._store = store  # rank 0's is the server and must live as long as the group
         self._device = device
+        self._timeout_s = timeout_s
         # A stream of its own: what else the device computes is neither waited for nor held up.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         keys: Store = PrefixStore(name, store)
@@ -72,8 +80,17 @@ class WeightGroup:
             from torch.distributed import ProcessGroupNCCL
 
             options = ProcessGroupNCCL.Options()
-            options._timeout = timeout
+            options._timeout = _NEVER
             self._group = ProcessGroupNCCL(keys, rank, world_size, options)
+
+    def abort(self) -> None:
+        """End all broadcasts of this rank with an error, and close the connections. For any thread.
+
+        With NCCL it also ends the kernel that waits for a peer, and so the wait for the stream.
+        """
+        group, self._group = self._group, None
+        if group is not None:
+            group.abort()  # with gloo the connections are closed when the object goes
 
     def send(self, tensors: Sequence[Tensor]) -> None:
         """Broadcast from rank 0. Raises RuntimeError when a peer is gone or hangs."""
@@ -96,7 +113,21 @@ class WeightGroup:
         options = BroadcastOptions()
         options.rootRank = 0
         options.rootTensor = 0
-        self._group.broadcast([tensor], options).wait()
+        group = self._group
+        if group is None:
+            raise RuntimeError("the group was aborted")
+        work = group.broadcast([tensor], options)
+        del group
+        # With NCCL `wait` returns at once, and the wait for the stream has no time-out.
+        end = time.monotonic() + self._timeout_s
+        pause = _FIRST_LOOK_S
+        while not work.is_completed():
+            if time.monotonic() > end:
+                self.abort()
+                raise RuntimeError(f"no peer took or sent a tensor within {self._timeout_s:g} s")
+            time.sleep(pause)
+            pause = min(2 * pause, _LAST_LOOK_S)
+        work.wait()  # raises its error
 
     @contextmanager
     def _on_stream(self, *, after_caller: bool) -> Iterator[None]:

@@ -30,6 +30,8 @@ class TensorUpdater:
             buckets = list(in_buckets(weights.tensors))
             for bucket in buckets:
                 last = bucket is buckets[-1]
+                # Pinned memory stays where it is registered: what moves is a copy.
+                bucket = {n: t.clone() if t.is_pinned() else t for n, t in bucket.items()}
                 # A text can be read once, so each rank gets a separate one.
                 texts = [share(bucket.items()) for _ in range(ranks)]
                 try:

@@ -9,12 +9,12 @@ retries are the scheduler's (`scheduling/scheduler.py`).
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import orjson
 
@@ -23,6 +23,7 @@ from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
+    Replay,
     Rewrite,
     Split,
     StopReason,
@@ -33,10 +34,19 @@ from agentrl.databases.growing_tree import Ids
 from agentrl.databases.records import RecordLedger, turn_id
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
+from agentrl.inference.generation_builder import OnTokens
 from agentrl.inference.pool import ServicePool
 from agentrl.inference.protocol import GenerateRequest, Generation, PromptTooLong, SamplingParams
 from agentrl.rollout.agents.answers import INSTRUCTIONS
-from agentrl.rollout.agents.limits import LimitReached, Limits
+from agentrl.rollout.agents.limits import LimitReached, Limits, TurnLimit
+from agentrl.rollout.agents.recorded import (
+    Diverged,
+    ForkedAnswers,
+    RecordedAnswers,
+    RecordedTurn,
+    asked_with,
+    recorded_turns,
+)
 from agentrl.rollout.agents.repetition import loops
 from agentrl.rollout.agents.task_view import TaskView
 from agentrl.rollout.agents.turn_status import turn_status
@@ -102,7 +112,13 @@ class AsyncSampler(ABC):
 
     A subclass implements `run()`, and `extend_resources()` if its samplers share further resources.
     `self.record` is always up to date, so that a failed attempt keeps what was done.
+
+    `resumes`: whether an attempt that follows another one takes the answers of its turns. That is
+    right where the agent begins everything else again, as a program does. State of tools that went
+    with an attempt is not there again.
     """
+
+    resumes: ClassVar[bool] = False
 
     def __init__(self, claim: Claim, record: Record, resources: SamplerResources) -> None:
         self.claim = claim
@@ -112,6 +128,8 @@ class AsyncSampler(ABC):
         self.context = TokenContext()
         self.outage: InfrastructureFailure | None = None  # the first one of this attempt
         self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
+        self.recorded: RecordedAnswers | None = None  # answers before a service is asked
+        self._diverged: Diverged | None = None  # from the rollout that is to be forked
         self._conversation: Conversation | None = None
         self._completions: Completions | None = None  # of `create_chat_completions`
         self._n_asked = 0
@@ -149,6 +167,8 @@ class AsyncSampler(ABC):
         """Call `run()`. An uncaught `LimitReached` ends the record with the turns so far."""
         ended = False
         made: Record | None = self.record
+        if self.recorded is None:
+            self.recorded = await self._find_recorded()
         try:
             made = await self.run()
             ended = True
@@ -157,9 +177,34 @@ class AsyncSampler(ABC):
         finally:
             if self._completions is not None:
                 await self._completions.finish(ended=ended)
+            if self._diverged is not None:  # whatever the agent made of that
+                raise self._diverged
+        if isinstance(self.recorded, ForkedAnswers) and not self.recorded.reached:
+            raise Diverged("the agent ends before the turn that is to be forked")
         if made is None and self._completions is not None:
             made = self.record
         return cast(Record, made)  # None is refused where it is stored
+
+    async def _find_recorded(self) -> RecordedAnswers | None:
+        """The stored turns that the attempt does not sample again; None if there are none."""
+        claim, records = self.claim, self.resources.records
+        earlier: list[list[DispatchedSamplingTask]] = []
+        if self.resumes and claim.attempt > 0:
+            oldest = self.resources.config.staleness_bound
+            earlier = await records.earlier_turns(claim, oldest)
+        fork, forked = claim.fork, []
+        if fork is not None:
+            forked = (await records.turns([fork.record]))[fork.record]
+        elif not earlier:
+            return None
+
+        def read() -> RecordedAnswers:
+            attempts = [recorded_turns(turns) for turns in earlier]
+            if fork is None:
+                return RecordedAnswers(attempts)
+            return ForkedAnswers(recorded_turns(forked), fork.turn, attempts)
+
+        return await asyncio.to_thread(read)  # heartbeats would wait for long records
 
     @abstractmethod
     async def run(self) -> Record | None:
@@ -350,15 +395,19 @@ class AsyncSampler(ABC):
         left: int,
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
+        on_tokens: OnTokens | None = None,
+        json_schema: str | None = None,
     ) -> tuple[Generation, StopReason | None]:
-        """Generate from a prompt. The record does not change, so calls may run concurrently.
+        """Generate from a prompt. No turn is added, so calls may run concurrently.
 
+        A request that equals a recorded one (`recorded`) gets that answer, and no service is asked.
         `left`: tokens that the context has room for. `max_new_tokens`: a further limit besides
-        `--max_new_tokens`. `stop`: texts that end the answer. Returns the answer and the limit that
-        truncated it, if any. Raises `LimitReached` if the service's context leaves no room for an
-        answer, `InferenceError` if no service answers, and RuntimeError if the answer is empty or
-        continues after a stop token.
-        After an outage, every call raises it again.
+        `--max_new_tokens`. `stop`: texts that end the answer. `on_tokens`: called with all its ids
+        so far, as they come. `json_schema`: of the answer, whose logprobs are then not those of the
+        policy. Returns the answer and the limit that truncated it, if any. Raises `LimitReached` if
+        the service's context leaves no room for an answer, `InferenceError` if no service answers,
+        and RuntimeError if the answer is empty or continues after a stop token. After an outage,
+        every call raises it again.
         """
         if self.outage is not None:
             await asyncio.sleep(0)  # lets an agent that retries in a loop be cancelled
@@ -369,12 +418,17 @@ class AsyncSampler(ABC):
             max_new_tokens=limit.max_new_tokens,
             stop_token_ids=self.resources.renderer.stop_token_ids,
             stop=tuple(stop),
+            json_schema=json_schema,
         )
         request = GenerateRequest(f"{self.record.id}-{self._n_asked}", prompt_ids, params)
         self._n_asked += 1
+        recorded = self.take_recorded(prompt_ids, asked_with(params))
+        if recorded is not None and recorded.generation is not None:
+            answer = replace(recorded.generation, params=params)
+            return answer, self._cut_by(answer, limit)
         pool = self.resources.pool
         try:
-            generation = await pool.generate(request, record_id=self.record.id)
+            generation = await pool.generate(request, record_id=self.record.id, on_tokens=on_tokens)
         except PromptTooLong as error:
             raise LimitReached(StopReason.MAX_PROMPT_TOKENS) from error
         except InfrastructureFailure as outage:
@@ -391,11 +445,35 @@ class AsyncSampler(ABC):
                 f"{generation.service} went on generating after the end of turn "
                 f"{self.context.n_turns} of {self.record.id}"
             )
+        return generation, self._cut_by(generation, limit)
+
+    def take_recorded(self, prompt_ids: Ids, params: Mapping[str, Any]) -> RecordedTurn | None:
+        """The recorded turn of a request, if there is one. Notes the first request without.
+
+        Of a request to another model `prompt_ids` is empty.
+        """
+        if self.recorded is None:
+            return None
+        try:
+            answer = self.recorded.take(prompt_ids, params)
+        except Diverged as diverged:
+            self._diverged = diverged
+            raise
+        if answer is None and next(self.recorded.left(), None) is not None:
+            replay = self.record.replay = self.record.replay or Replay()
+            if replay.diverged is None:
+                replay.diverged = self.context.n_turns
+                log.info("%s: diverged at turn %d", self.record.id, replay.diverged)
+        return answer
+
+    @staticmethod
+    def _cut_by(generation: Generation, limit: TurnLimit) -> StopReason | None:
+        """The limit that truncated an answer; None if none did."""
         if generation.finish_reason != "length":
-            return generation, None
+            return None
         if len(generation.output_ids) < limit.max_new_tokens:  # the service's context is full
-            return generation, StopReason.MAX_PROMPT_TOKENS
-        return generation, limit.stop_reason
+            return StopReason.MAX_PROMPT_TOKENS
+        return limit.stop_reason
 
     def _sampling_params(self) -> dict[str, float]:
         """The run's sampling parameters; greedy for a group's baseline (`--advantage remax`)."""
@@ -432,6 +510,8 @@ class AsyncSampler(ABC):
 
     def add_turn(self, generation: Generation, stop_reason: StopReason | None) -> Turn:
         """Append an answer to its prompt, as a turn of the record."""
+        if generation.replayed is not None:
+            self.count_replayed(len(generation.output_ids))
         tokens = self.context.add_turn(
             generation.output_ids, generation.output_logprobs, generation.versions
         )
@@ -440,6 +520,12 @@ class AsyncSampler(ABC):
         self.record.versions = self.context.versions
         text = self.resources.renderer.split_turn(generation.output_ids)[0]
         return Turn(generation, text, stop_reason, tokens)
+
+    def count_replayed(self, tokens: int) -> None:
+        """Count a turn of so many tokens that was not sampled."""
+        replay = self.record.replay = self.record.replay or Replay()
+        replay.turns += 1
+        replay.tokens += tokens
 
     async def write_turn(
         self,
@@ -451,11 +537,14 @@ class AsyncSampler(ABC):
         *,
         repeated: bool = False,
         rewrite: Rewrite | None = None,
+        agent: str | None = None,
+        trained: bool = True,
     ) -> TurnStatus:
         """Store a turn after its tools have answered. Returns its status.
 
         `messages`: added before the turn. `format_error`: what is wrong with its calls. `repeated`:
         whether it repeats earlier turns. `rewrite`: how the conversation was rewritten before it.
+        `agent`: which of a program's agents it is of. `trained`: whether its tokens may be trained.
         """
         made, tokens = turn.generation, turn.tokens
         ended = made.finish_reason != "length"
@@ -470,6 +559,8 @@ class AsyncSampler(ABC):
             id=turn_id(self.record.id, tokens.turn),
             record_id=self.record.id,
             turn=tokens.turn,
+            agent=agent,
+            trained=trained,
             status=status,
             segment=tokens.segment,
             parent=turn_id(self.record.id, tokens.branch.turn) if tokens.branch else None,
@@ -486,6 +577,8 @@ class AsyncSampler(ABC):
             tool_calls=list(tool_calls),
             format_error=format_error,
             finish_reason=made.finish_reason,
+            params=None if made.params is None else asked_with(made.params),
+            replayed=made.replayed,
             versions=list(made.versions),
             cached_tokens=made.cached_tokens,
             generate_latency_s=made.latency_s,

@@ -37,7 +37,7 @@ from agentrl.rollout.agents.single_turn import SingleTurnSampler
 from agentrl.rollout.agents.tool_sampler import MCPResources, ToolSampler
 from agentrl.rollout.agents.turn_status import format_error, turn_status
 from agentrl.rollout.chat import ChatRenderer, Message
-from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull, EndpointTurn
+from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull, EndpointCall, EndpointTurn
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls import Call, MalformedCall
@@ -231,30 +231,11 @@ class EndpointSampler(ToolSampler):
             repeated=repeated,
             failed=any(call.is_error for call in calls),
         )
-        thought = f"<think>{turn.reasoning}</think>" if turn.reasoning else ""
-        document = DispatchedSamplingTask(
-            id=turn_id(self.record.id, number),
-            record_id=self.record.id,
-            turn=number,
-            status=status,
-            segment=0,
-            service=self.resources.endpoint.model.base_url,
-            messages=list(asked),
-            prompt_delta_ids=b"",
-            prompt_len=turn.prompt_tokens,
-            output_ids=b"",
-            output_logprobs=b"",
-            output_text=f"{thought}{turn.content}",
-            tool_calls=list(calls),
-            format_error=fault,
-            finish_reason=turn.finish_reason,
-            versions=[],
-            cached_tokens=turn.cached_tokens,
-            generate_latency_s=turn.latency_s,
-            tools_latency_s=tools_latency_s,
-            created_at=datetime.now(UTC),
+        document = text_turn(
+            self.record.id, number, turn, self.resources.endpoint.model.base_url, asked, calls
         )
-        await self.store_turn(document)
+        told = {"status": status, "format_error": fault, "tools_latency_s": tools_latency_s}
+        await self.store_turn(document.model_copy(update=told))
 
     def _limit(self) -> StopReason | None:
         return self.limits.reached(self.record.n_turns, self._n_tokens)
@@ -268,6 +249,58 @@ class EndpointSampler(ToolSampler):
     def _schema(self) -> str | None:
         task = self.claim.task
         return math_schema(task) if issubclass(self._kind, MathSampler) else self.answer_schema
+
+
+def text_turn(
+    record_id: str,
+    number: int,
+    turn: EndpointTurn,
+    service: str,
+    messages: Sequence[Message],
+    calls: Sequence[ToolCall],
+) -> DispatchedSamplingTask:
+    """Turn `number` of a Record as it is stored: with texts and without tokens.
+
+    `messages`: added before it. `calls`: those that it makes.
+    """
+    thought = f"<think>{turn.reasoning}</think>" if turn.reasoning else ""
+    return DispatchedSamplingTask(
+        id=turn_id(record_id, number),
+        record_id=record_id,
+        turn=number,
+        segment=0,
+        service=service,
+        messages=list(messages),
+        prompt_delta_ids=b"",
+        prompt_len=turn.prompt_tokens,
+        output_ids=b"",
+        output_logprobs=b"",
+        output_text=f"{thought}{turn.content}",
+        tool_calls=list(calls),
+        finish_reason=turn.finish_reason,
+        versions=[],
+        cached_tokens=turn.cached_tokens,
+        generate_latency_s=turn.latency_s,
+        created_at=datetime.now(UTC),
+    )
+
+
+def endpoint_turn(turn: DispatchedSamplingTask) -> EndpointTurn:
+    """The answer of an API that a turn of `text_turn` holds."""
+    thought, closed, content = turn.output_text.removeprefix("<think>").partition("</think>")
+    thinks = turn.output_text.startswith("<think>") and bool(closed)
+    return EndpointTurn(
+        content=content if thinks else turn.output_text,
+        reasoning=thought if thinks else "",
+        calls=tuple(
+            EndpointCall("", call.name, json.dumps(call.arguments)) for call in turn.tool_calls
+        ),
+        finish_reason=turn.finish_reason,
+        prompt_tokens=turn.prompt_len,
+        completion_tokens=0,
+        cached_tokens=turn.cached_tokens,
+        latency_s=turn.generate_latency_s,
+    )
 
 
 def _penalties(config: Config) -> dict[str, float]:

@@ -6,16 +6,17 @@
 If messages continue an earlier call (its messages, its reply, then tool or user messages), they
 extend its tokens. Other messages begin a segment: a new conversation, or an earlier one with
 changes. Unchanged replies in it keep their sampled ids. Calls may run concurrently. Every reply is
-a turn of the record and is trained.
+a turn of the record.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
 from agentrl.databases.documents import Rewrite, StopReason, ToolCall
 from agentrl.databases.records import turn_id
+from agentrl.inference.generation_builder import OnTokens
 from agentrl.rollout.agents.base import AsyncSampler, Turn
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import (
@@ -42,6 +43,8 @@ class OpenTurn:
     rewrite: Rewrite | None
     calls: list[ToolCall] = field(default_factory=list)
     tools_latency_s: float = 0.0
+    agent: str | None = None
+    trained: bool = True
     generated_at: float = field(default_factory=time.monotonic)
 
     def add_call(self, call: ToolCall) -> None:
@@ -57,6 +60,7 @@ class ChatReply:
     `message`: to be appended to the messages. `text`: the whole text with control tokens.
     `content`: the text without calls and control tokens. `tool_calls`: in order, malformed ones
     included. `stop_reason`: the limit that truncated the reply, if any; it then has no calls.
+    `thinking`: whether its prompt has begun its thought.
     """
 
     message: Message
@@ -65,6 +69,7 @@ class ChatReply:
     tool_calls: tuple[Call, ...]
     stop_reason: StopReason | None
     turn: OpenTurn = field(repr=False)
+    thinking: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -111,14 +116,22 @@ class ChatModel:
         tools: Sequence[ToolSchema] = (),
         max_new_tokens: int | None = None,
         stop: Sequence[str] = (),
+        *,
+        agent: str | None = None,
+        trained: bool = True,
+        watch: Callable[[Sequence[int]], OnTokens] | None = None,
+        json_schema: str | None = None,
     ) -> ChatReply:
         """Generate a reply to these messages.
 
         `messages`: OpenAI's format, with role and content. `tools`: schemas in the prompt; without
         any, replies are not parsed for calls. `stop`: texts that end a reply, which has the first
-        of them at its end. Raises `LimitReached` at the record's limits, and
-        `TemplateRefusal` if the chat template rejects the messages.
+        of them at its end. `agent`, `trained`: as in `AsyncSampler.write_turn`. `watch`: gets the
+        ids of the prompt, and returns what gets those of the reply, as they come. `json_schema`: of
+        the reply, which must then not be `trained`. Raises `LimitReached` at the record's limits,
+        and `TemplateRefusal` if the chat template rejects the messages.
         """
+        assert json_schema is None or not trained, "its logprobs are not those of the policy"
         schemas, sampler = tuple(tools), self._sampler
         messages = deepcopy(messages)  # the agent may change its own
         sampler.note_tools(schemas)
@@ -132,7 +145,10 @@ class ChatModel:
         left = sampler.limits.room(context.n_turns + self._n_running, len(prompt.ids))
         self._n_running += 1
         try:
-            answer, cut_by = await sampler.ask(prompt.ids, left, max_new_tokens, stop)
+            on_tokens = watch and watch(prompt.ids)
+            answer, cut_by = await sampler.ask(
+                prompt.ids, left, max_new_tokens, stop, on_tokens, json_schema
+            )
         finally:
             self._n_running -= 1
         if self._finished:
@@ -143,7 +159,7 @@ class ChatModel:
         if schemas and generated.stop_reason is None:
             parsed = sampler.resources.renderer.parse_calls(generated.text, schemas)
         fault = format_error(parsed.calls, schemas)
-        turn = OpenTurn(generated, prompt.added, fault, rewrite)
+        turn = OpenTurn(generated, prompt.added, fault, rewrite, agent=agent, trained=trained)
         message: Message = {"role": "assistant", "content": generated.text}
         ids = [*prompt.ids, *answer.output_ids]
         self._threads.append(
@@ -153,8 +169,9 @@ class ChatModel:
         self._open.append(turn)
         self.last = turn
         content = sampler.resources.renderer.said(parsed.content)
+        thinking = sampler.resources.renderer.begins_thought(prompt.ids)
         return ChatReply(
-            message, generated.text, content, parsed.calls, generated.stop_reason, turn
+            message, generated.text, content, parsed.calls, generated.stop_reason, turn, thinking
         )
 
     def keep_call(self, call: ToolCall, turn: OpenTurn | None) -> None:
@@ -227,11 +244,20 @@ class ChatModel:
             if turn not in self._open:
                 continue
             self._open.remove(turn)
-            await self._sampler.write_turn(
-                turn.generated,
-                turn.added,
-                tool_calls=turn.calls,
-                format_error=turn.format_error,
-                tools_latency_s=turn.tools_latency_s,
-                rewrite=turn.rewrite,
-            )
+            try:
+                await self._write(turn)
+            except Exception:
+                self._open.append(turn)  # it is of the record, and must be stored
+                raise
+
+    async def _write(self, turn: OpenTurn) -> None:
+        await self._sampler.write_turn(
+            turn.generated,
+            turn.added,
+            tool_calls=turn.calls,
+            format_error=turn.format_error,
+            tools_latency_s=turn.tools_latency_s,
+            rewrite=turn.rewrite,
+            agent=turn.agent,
+            trained=turn.trained,
+        )

@@ -14,7 +14,7 @@ rewriting does not make enough room, the record ends at once.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 from agentrl.databases.documents import Record, Rewrite, StopReason, ToolCall, TurnStatus
 from agentrl.databases.tasks import Claim
@@ -93,7 +93,7 @@ class MCPSampler(ToolSampler):
         """Make a turn's calls and store the turn. Returns them, and whether it repeats others."""
         began = time.monotonic()
         try:
-            made = await asyncio.gather(*map(self.make_call, calls))
+            made = await asyncio.gather(*self._calls_of(turn, calls))
         except (asyncio.CancelledError, InfrastructureFailure):  # keep the turn and its calls
             await self._write(turn, _unanswered(calls), self._fault(calls))
             raise
@@ -110,6 +110,14 @@ class MCPSampler(ToolSampler):
             repeated,
         )
         return made, repeated
+
+    def _calls_of(self, turn: Turn, calls: Sequence[Call]) -> list[Awaitable[MadeCall]]:
+        """A turn's calls, to be made, or as they were made before a fork."""
+        replayed = turn.generation.replayed
+        if replayed is None or self.recorded is None:
+            return [self.make_call(call) for call in calls]
+        recorded = self.recorded.calls(replayed)
+        return [self.repeat_call(*pair) for pair in zip(calls, recorded, strict=True)]
 
     async def _make_room(self) -> StopReason | None:
         """Rewrite a conversation that is too long or says the same again, by `--new_context`.

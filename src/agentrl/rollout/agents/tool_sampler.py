@@ -12,6 +12,7 @@ from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.importing import importing
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
+from agentrl.rollout.agents.recorded import Diverged
 from agentrl.rollout.agents.repetition import call_key
 from agentrl.rollout.llm.client import LLMClient
 from agentrl.rollout.llm.models import AgentModels, load_agent_models
@@ -76,6 +77,22 @@ class ToolSampler(AsyncSampler):
         """Run the conversation with the tools open."""
         async with self.tools:
             return await self.converse()
+
+    async def repeat_call(self, call: Call, recorded: ToolCall) -> MadeCall:
+        """Give a call the result that it has in the rollout that is being forked.
+
+        It is made again only if its tool's session is the record's own, for the state of that.
+        Raises `Diverged` if the tool then answers otherwise.
+        """
+        if isinstance(call, MalformedCall):
+            return await self.make_call(call)
+        result = recorded.result or ""
+        if self.tools.has_state(call.name):
+            asked = self._taken(self.resources.browse.with_purpose(call), call)
+            answer = await self.tools.call(call.name, asked.arguments)
+            if answer.text != result and recorded.summarised_by is None:
+                raise Diverged(f"{call.name} answers otherwise than in the rollout that is forked")
+        return MadeCall(recorded, call_key(call.name, call.arguments, result))
 
     async def make_call(self, call: Call) -> MadeCall:
         """Make a call. A malformed call gets its error as the result.

@@ -11,6 +11,7 @@
     sampled_ids.py    a whole prompt in which generated turns keep their ids
     piece_encoder.py  a prompt that is encoded only where it differs from the one before
     conversation.py   growing turn by turn, and rewriting; has a worked example
+    said.py           what a turn says to its reader, also while it is sampled
     beside_loop.py    long conversations do not hold up the event loop
     exactness.py      is multi-turn training with a model exact? random conversations for `doctor`
 

@@ -26,6 +26,8 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"  # the escape marks
 _ESCAPED = re.compile(f"{_OPEN}([^{_CLOSE}]*){_CLOSE}")
 
+_UNCERTAIN = re.compile("(<0x[0-9A-F]{2}>)?")  # a token of a single byte, or an id without one
+
 _Trie = dict[str, "_Trie"]  # by next character; the key "" marks the end of a string
 
 
@@ -126,6 +128,18 @@ class EscapingCodec:
     def decode(self, ids: Sequence[int]) -> str:
         """The text with its special tokens, without escape marks."""
         return unescaped(self._codec.decode(list(ids), skip_special_tokens=False))
+
+    def decode_so_far(self, ids: Sequence[int]) -> str:
+        """The text of tokens that are followed by others, as far as it is certain.
+
+        It is a beginning of the text of all: a character may have only some of its bytes yet, and
+        tokens of single bytes are decoded together with those that follow. An id without a token
+        has no text.
+        """
+        end = len(ids)
+        while end and _UNCERTAIN.fullmatch(self._codec.id_to_token(ids[end - 1]) or ""):
+            end -= 1
+        return self.decode(ids[:end]).rstrip("\ufffd")
 
     def token(self, token_id: int) -> str:
         """The text of an added token. Raises ValueError for an unknown id."""

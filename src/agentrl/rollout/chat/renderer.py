@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 ToolSchema = Mapping[str, Any]  # {"type": "function", "function": {...}}, OpenAI's format
 
 _CACHED_PROMPTS = 512
+_END_OF_PROMPT = 32  # tokens that hold the mark of a thought
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,11 @@ class ChatRenderer:
         if codec.specials(marks.open + marks.close):
             content = content[find_thought(content, marks)[1] :]
         return codec.without_specials(self.capabilities.frame.peel_content(content)).strip()
+
+    def begins_thought(self, prompt_ids: Sequence[int]) -> bool:
+        """Whether a prompt has begun the thought of the turn that follows it."""
+        end = self.codec.decode(prompt_ids[-_END_OF_PROMPT:])
+        return end.rstrip().endswith(self.capabilities.thought_marks.open)
 
     def split_turn(self, output_ids: Sequence[int]) -> tuple[str, int | None]:
         """The text of a generated turn without its stop token, and the stop token's id or None."""

@@ -150,11 +150,11 @@ class TokenContext:
         prompt_change = None
         self._withdraw_delta()
         prompt = np.asarray(prompt_ids, dtype=np.int32)
-        if self.n_turns:
+        if self.segments:
             last = self._tokens.ids(-1)
             kept = common_prefix(last, prompt)
             prompt_change = PromptChange(
-                turn=self.n_turns - 1,
+                turn=self._last_turn,
                 kept=kept,
                 dropped=len(last) - kept,
                 appended=len(prompt) - kept,
@@ -177,7 +177,7 @@ class TokenContext:
         after the shared tokens. Raises ValueError if the turn has no token `shared_len - 1`.
         """
         self._withdraw_delta()
-        self.n_continuations += self.n_turns > 0
+        self.n_continuations += bool(self.segments)
         delta = np.asarray(delta_ids, dtype=np.int32)
         if turn is None and not shared_len:
             self._begin(None, delta)
@@ -210,7 +210,7 @@ class TokenContext:
             raise ValueError("a delta follows a generated turn")
         delta = np.asarray(delta_ids, dtype=np.int32)
         prompt_change = PromptChange(
-            turn=self.n_turns - 1,
+            turn=self._last_turn,
             kept=self.prompt_len,
             dropped=0,
             appended=len(delta),
@@ -289,6 +289,16 @@ class TokenContext:
         self.n_turns += 1
         self.n_generated += len(output_ids)
         return tokens
+
+    def pass_turn(self) -> int:
+        """Count a turn that another model made: it has no tokens here. Returns its number."""
+        self.n_turns += 1
+        return self.n_turns - 1
+
+    @property
+    def _last_turn(self) -> int:
+        """The last generated turn."""
+        return self.segments[-1].turn_ends[-1][0]
 
     def _withdraw_delta(self) -> None:
         """Remove the ids appended since the last turn: no turn was generated from them."""

@@ -115,8 +115,9 @@ class _Reader:
         for entry in entries:
             if id(entry) in self.known:
                 message = self.read(entry)
-                [advantage] = turn_advantages(1.0, [TurnStatus(self.known[id(entry)].status)])
-                if id(entry) not in new or advantage <= 0:
+                turn = self.known[id(entry)]
+                [advantage] = turn_advantages(1.0, [TurnStatus(turn.status)])
+                if id(entry) not in new or advantage <= 0 or not turn.trained:
                     message["train"] = False
                 names = [call["function"]["name"] for call in message.get("tool_calls", ())]
             else:

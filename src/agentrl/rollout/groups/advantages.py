@@ -23,11 +23,16 @@ Estimator = Callable[[Sequence[Record], Sequence[float]], list[float]]
 
 def mean_std(scores: Sequence[float]) -> list[float]:
     """A_i = (r_i - mean(r)) / (std(r) + 1e-4), std with n - 1 (GRPO, arXiv 2402.03300, eq. 3.1)."""
-    centred = mean(scores)
+    scale = spread(scores)
+    return [value / scale for value in mean(scores)]
+
+
+def spread(scores: Sequence[float]) -> float:
+    """std(r) + 1e-4, std with n - 1; 1 for a single score."""
     if len(scores) < 2:
-        return centred
-    std = math.sqrt(sum(value * value for value in centred) / (len(scores) - 1))
-    return [value / (std + STD_FLOOR) for value in centred]
+        return 1.0
+    squares = sum(value * value for value in mean(scores))
+    return math.sqrt(squares / (len(scores) - 1)) + STD_FLOOR
 
 
 def mean(scores: Sequence[float]) -> list[float]:

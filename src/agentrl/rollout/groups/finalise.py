@@ -37,7 +37,7 @@ from agentrl.foreign_text import error_line, text_of
 from agentrl.rollout.contained import was_cancelled
 from agentrl.rollout.groups.boundary import check_row, check_scored
 from agentrl.rollout.groups.group_rules import apply_group_rules
-from agentrl.rollout.groups.row_building import TooLong, build_row
+from agentrl.rollout.groups.row_building import NothingToTrain, build_row
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
 
@@ -49,7 +49,6 @@ T = TypeVar("T")
 NOT_SCORED = "not_scored"
 QUARANTINED = "quarantined"  # no row can be built from it
 NO_TURNS = "no_turns"  # its first prompt was at a limit, so nothing was generated
-TOO_LONG = "too_long"  # all its turns end beyond --max_tokens
 
 MAKING_ROWS = 4  # concurrent groups per process: all turns of each are in memory
 
@@ -236,7 +235,10 @@ def _is_settled(record: Record) -> bool:
 
 def _settlement(record: Record) -> Settlement:
     """The result of an earlier finalisation of a Record's group."""
-    return Settlement(RecordStatus(record.status), record.advantage, record.left_out)
+    return Settlement(
+        RecordStatus(record.status), record.advantage, record.left_out,
+        stretches=record.stretches, agent_advantages=record.agent_advantages,
+    )  # fmt: skip
 
 
 def settle_group(
@@ -251,7 +253,13 @@ def settle_group(
     for record, reward in zip(group, rewards, strict=True):
         left_out = reward.left_out if record.turns else NO_TURNS
         status = RecordStatus.READY if left_out is None else RecordStatus.ABANDONED
-        settlements[record.id] = Settlement(status, reward.advantage, left_out)
+        settlements[record.id] = Settlement(
+            status,
+            reward.advantage,
+            left_out,
+            stretches=reward.stretches,
+            agent_advantages=reward.agent_advantages,
+        )
     return settlements
 
 
@@ -265,7 +273,7 @@ async def make_rows(
 ) -> tuple[list[DBRecordData], dict[str, str]]:
     """Build rows for the group's READY Records. Turns are read from `ledger`.
 
-    `longest`: tokens of the longest trained sequence; a Record without a turn within it becomes
+    `longest`: tokens of the longest trained sequence. A Record without a turn to train becomes
     abandoned in `settlements`. Returns the rows, and by Record id why a row could not be built.
     """
     trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
@@ -273,16 +281,25 @@ async def make_rows(
     rows: list[DBRecordData] = []
     faults: dict[str, str] = {}
     for record in trained:
-        advantage = settlements[record.id].advantage
+        settlement = settlements[record.id]
+        advantage = settlement.advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
+        settled = record.model_copy(
+            update={
+                "stretches": list(settlement.stretches),
+                "agent_advantages": dict(settlement.agent_advantages),
+            }
+        )
         try:
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(
-                _checked_row, record, turns[record.id], advantage, temperature, task.group_order,
+                _checked_row, settled, turns[record.id], advantage, temperature, task.group_order,
                 longest,
             )  # fmt: skip
-        except TooLong:
-            settlements[record.id] = Settlement(RecordStatus.ABANDONED, advantage, TOO_LONG)
+        except NothingToTrain as nothing:
+            settlements[record.id] = replace(
+                settlement, status=RecordStatus.ABANDONED, left_out=nothing.reason
+            )
         except ValueError as error:
             faults[record.id] = f"no row can be made of it: {error}"
         else:

@@ -3,6 +3,8 @@
     records -> rules that leave Records out, one after the other      which Records may become rows
     scores -> ranks of turns -> estimator (`advantages.py`) -> bonus -> scaling
                                                                       an advantage for each Record
+              with forks: values of states (`fork_values.py`) -> scaling
+                                                                      advantages for its turns
            -> rules by advantage                                      which Records become rows
            -> statuses of turns                                       an advantage for each turn
 
@@ -12,12 +14,13 @@ Record, so the same group always gives the same result, in any order of its Reco
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from agentrl.configs import RewardConfig
-from agentrl.databases.documents import Record, StopReason, TurnStatus
+from agentrl.databases.documents import Record, StopReason, Stretch, TurnStatus
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, score_of
+from agentrl.rollout.groups.fork_values import fork_advantages, of_turns
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
@@ -114,22 +117,33 @@ def equally_many(task: str, records: Sequence[Record], kept: Kept) -> list[int]:
     return [i for i in kept if i in drawn]
 
 
-def with_gradient(records: Sequence[Record], advantages: Sequence[float], kept: Kept) -> list[int]:
+# The advantages of each Record: its own, and those of agents with rewards of their own.
+Every = Sequence[Sequence[float]]
+
+
+def with_gradient(records: Sequence[Record], advantages: Every, kept: Kept) -> list[int]:
     """`--drop_zero_advantage`: leave out Records without a turn of nonzero advantage."""
-    return [i for i in kept if _has_gradient(records[i], advantages[i])]
+    return [i for i in kept if any(_has_gradient(records[i], a) for a in advantages[i])]
 
 
-def at_least(least: float, advantages: Sequence[float], kept: Kept) -> list[int]:
+def at_least(least: float, advantages: Every, kept: Kept) -> list[int]:
     """`--minimal_advantage`: leave out Records with an advantage below `least`."""
-    return [i for i in kept if advantages[i] >= least]
+    return [i for i in kept if max(advantages[i]) >= least]
 
 
 @dataclass(frozen=True, slots=True)
 class RecordOutcome:
-    """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained."""
+    """The advantage of a Record. `left_out`: the rule that leaves it out; None if trained.
+
+    `stretches`: in a group with forks, the advantages of its turns; `advantage` is then the
+    greatest of them in size. `agent_advantages`: in other groups, of agents with rewards of their
+    own, whose turns have these.
+    """
 
     advantage: float
     left_out: str | None
+    stretches: tuple[Stretch, ...] = ()
+    agent_advantages: Mapping[str, float] = field(default_factory=dict)
 
 
 def apply_group_rules(
@@ -144,9 +158,31 @@ def apply_group_rules(
         return []
     left_out: dict[int, str] = {}
     kept = _apply(_rules_of_records(task, records, config), range(len(records)), left_out)
-    advantages = _advantages(records, kept, config)
-    _apply(_rules_of_advantages(records, advantages, config), kept, left_out)
-    return [RecordOutcome(advantage, left_out.get(i)) for i, advantage in enumerate(advantages)]
+    stretches = _stretches(records, config)
+    if stretches is None:
+        advantages = _advantages(records, kept, config)
+        stretches = [()] * len(records)
+    else:
+        advantages = [max((s.advantage for s in each), key=abs) for each in stretches]
+    # Their rewards are of whole rollouts, and forks have only the ends of such.
+    forked = any(stretches)
+    of_agents = [{} for _ in records] if forked else agent_advantages(records, config)
+    every = [(a, *own.values()) for a, own in zip(advantages, of_agents, strict=True)]
+    _apply(_rules_of_advantages(records, every, config), kept, left_out)
+    return [
+        RecordOutcome(advantage, left_out.get(i), stretches[i], of_agents[i])
+        for i, advantage in enumerate(advantages)
+    ]
+
+
+def _stretches(records: Sequence[Record], config: RewardConfig) -> list[tuple[Stretch, ...]] | None:
+    """The advantages of each Record's turns in a group with forks; None without forks."""
+    if all(record.fork is None for record in records):
+        return None
+    return [
+        tuple(Stretch(turn=s.turn, advantage=s.advantage * config.adv_scaling) for s in stretches)
+        for stretches in fork_advantages(records, config.estimator)
+    ]
 
 
 def _advantages(records: Sequence[Record], kept: Kept, config: RewardConfig) -> list[float]:
@@ -160,6 +196,26 @@ def _advantages(records: Sequence[Record], kept: Kept, config: RewardConfig) -> 
         bonus = ranked_by_turns([record.n_turns for record in records], right)
         advantages = [a + b for a, b in zip(advantages, bonus, strict=True)]
     return [advantage * config.adv_scaling for advantage in advantages]
+
+
+def agent_advantages(records: Sequence[Record], config: RewardConfig) -> list[dict[str, float]]:
+    """For each Record [n], the advantages of the agents that have rewards of their own in it.
+
+    An agent's rewards are compared with its own in the Records of the group that have some.
+    """
+    found: list[dict[str, float]] = [{} for _ in records]
+    estimate = find_estimator(config.estimator)
+    for agent in dict.fromkeys(name for record in records for name in record.agent_rewards):
+        having = [i for i, record in enumerate(records) if agent in record.agent_rewards]
+        rewards = [records[i].agent_rewards[agent] for i in having]
+        # The Record's score is that of the agent here: some estimators look at it.
+        told = [
+            records[i].model_copy(update={"score": reward})
+            for i, reward in zip(having, rewards, strict=True)
+        ]
+        for i, advantage in zip(having, estimate(told, rewards), strict=True):
+            found[i][agent] = advantage * config.adv_scaling
+    return found
 
 
 Rules = Mapping[str, Callable[[Kept], list[int]]]
@@ -194,7 +250,7 @@ def _rules_of_records(task: str, records: Sequence[Record], config: RewardConfig
 
 
 def _rules_of_advantages(
-    records: Sequence[Record], advantages: Sequence[float], config: RewardConfig
+    records: Sequence[Record], advantages: Every, config: RewardConfig
 ) -> Rules:
     """The rules by advantage that the flags enable. `--minimal_advantage` replaces the other."""
     if config.minimal_advantage:
@@ -205,15 +261,24 @@ def _rules_of_advantages(
     return {}
 
 
-def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[float]:
-    """The advantage of each turn of a Record: A_t = A if turn t is completed, else min(A, 0).
+def turn_advantage(advantage: float, status: TurnStatus) -> float:
+    """The advantage of a turn of a Record: A_t = A if turn t is completed, else min(A, 0).
 
     A failed turn (malformed call, failed tool, repetition, truncation) is never reinforced. With a
     negative advantage it is discouraged like the other turns.
     """
-    return [
-        advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0) for status in statuses
-    ]
+    return advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0)
+
+
+def turn_advantages(
+    advantage: float, statuses: Sequence[TurnStatus], stretches: Sequence[Stretch] = ()
+) -> list[float]:
+    """The advantage of each turn of a Record.
+
+    `stretches`: in a group with forks, the advantage of the turns from each stretch on.
+    """
+    given = of_turns(stretches, len(statuses)) if stretches else [advantage] * len(statuses)
+    return [turn_advantage(value, status) for value, status in zip(given, statuses, strict=True)]
 
 
 def _is_right(record: Record) -> bool:

@@ -89,7 +89,9 @@ class Rescorer:
     async def _score(self, task: Task, scorer: str) -> tuple[list[Record], list[GroupScore] | None]:
         """The group's Records with new scores only, and the scores of group scorers."""
         judged = task.model_copy(update={"scorer": scorer})
-        unscored: dict[str, object] = {"score": None, "scores": {}, "explanations": {}}
+        unscored: dict[str, object] = {
+            "score": None, "scores": {}, "explanations": {}, "agent_rewards": {},
+        }  # fmt: skip
         stored = await self.records.scored(task)
         records = await asyncio.gather(
             *(self.scorers.score(judged, record.model_copy(update=unscored)) for record in stored)
@@ -113,7 +115,7 @@ class Rescorer:
         rows = {row.id: row for row in made}
         return [
             Rescored(
-                record,
+                record.model_copy(update={"stretches": settlements[record.id].stretches}),
                 settlements[record.id].advantage,
                 settlements[record.id].left_out,
                 rows.get(record.id),

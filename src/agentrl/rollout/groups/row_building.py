@@ -1,9 +1,9 @@
 """From a finished Record and its turns to the row that the trainer reads: pure functions.
 
-The turns are replayed into a `TokenContext`, so a row contains exactly the stored deltas and
-outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. The
-replay adds further columns, such as advantages. Turns that end beyond the longest sequence of the
-run are not trained, and no tokens beyond it are in the row.
+The turns are put into a `TokenContext` again, so a row contains exactly the stored deltas and
+outputs. The context's token tree, which contains a shared prefix once, becomes the row's tree. Each
+turn then has further columns, such as its advantage. Turns that end beyond the longest sequence of
+the run are not trained, and no tokens beyond it are in the row.
 """
 
 import hashlib
@@ -20,11 +20,19 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.rollout.chat.tokens import TokenContext
-from agentrl.rollout.groups.group_rules import turn_advantages
+from agentrl.rollout.groups.group_rules import turn_advantage, turn_advantages
+
+# Why no turn of a Record is trained.
+NOT_CHOSEN = "not_trained"  # all its turns are marked so: of other agents, or sampled otherwise
+TOO_LONG = "too_long"  # they end beyond --max_tokens
 
 
-class TooLong(ValueError):
-    """No turn of a Record is short enough to be trained."""
+class NothingToTrain(ValueError):
+    """No turn of a Record is trained. `reason`: for `left_out`."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
 
 
 def build_row(
@@ -37,13 +45,14 @@ def build_row(
 ) -> DBRecordData:
     """The training row of a scored Record.
 
-    `turns`: all turns, in any order. `advantage`: the Record's; `group_rules.turn_advantages`
-    derives each turn's. `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`:
-    most tokens of a sequence (`--max_tokens`); None: any number.
+    `turns`: all turns, in any order. `advantage`: the Record's, see `advantages_of`.
+    `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`: most tokens of a
+    sequence (`--max_tokens`); None: any number.
 
-    Generated tokens are trained, stop tokens included; prompts, tool results and headers are not.
-    Raises ValueError, naming the record, if the turns do not fit together or it has no score, and
-    `TooLong` if no turn ends within `longest`.
+    Generated tokens are trained, stop tokens included; prompts, tool results and headers are not,
+    nor turns that are marked as not trained. Of a fork, its own turns are trained. Raises
+    ValueError, naming the record, if the turns do not fit together or it has no score, and
+    `NothingToTrain` if no turn is trained or none ends within `longest`.
     """
     if record.score is None:
         raise ValueError(f"record {record.id} has no score, so no row can be made of it")
@@ -52,13 +61,20 @@ def build_row(
             f"record {record.id} was sampled at temperature {temperature}, not above 0"
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
-    of_turns = turn_advantages(advantage, [TurnStatus(turn.status) for turn in ordered])
+    of_turns = advantages_of(record, ordered, advantage)
+    # The turns before a fork are trained in the row of the Record that made them.
+    own = 0 if record.fork is None else record.fork.turn
+    chosen = [turn.trained and turn.turn >= own for turn in ordered]
     within = [longest is None or _end(turn) <= longest for turn in ordered]
-    if ordered and not any(within):
-        raise TooLong(f"no turn of record {record.id} ends within {longest} tokens")
+    if ordered and not any(chosen):
+        raise NothingToTrain(f"no turn of record {record.id} is to be trained", NOT_CHOSEN)
+    trained = [wanted and fits for wanted, fits in zip(chosen, within, strict=True)]
+    if ordered and not any(trained):
+        fault = f"no turn of record {record.id} ends within {longest} tokens"
+        raise NothingToTrain(fault, TOO_LONG)
     columns: list[dict[str, ArrayLike]] = [
-        {"advantages": of_turn} if trained else {"mask": 0}
-        for of_turn, trained in zip(of_turns, within, strict=True)
+        {"advantages": of_turn} if is_trained else {"mask": 0}
+        for of_turn, is_trained in zip(of_turns, trained, strict=True)
     ]
     try:
         context = replay(ordered, columns)
@@ -68,6 +84,7 @@ def build_row(
     if longest is not None and not all(within):
         tree = tree.up_to(longest)
     made = tree["versions"][tree["mask"] == 1]
+    first = next(turn for turn in ordered if turn.output_ids)
     return DBRecordData(
         id=record.id,
         task=record.task,
@@ -82,9 +99,25 @@ def build_row(
         n_continuations=record.n_continuations,
         n_drifts=record.n_drifts,
         # Siblings begin with the same prompt. Not the first node, which may contain more.
-        prompt_len=ordered[0].prompt_len,
-        prefix_hash=hashlib.blake2b(ordered[0].prompt_delta_ids, digest_size=16).hexdigest(),
+        prompt_len=first.prompt_len,
+        prefix_hash=hashlib.blake2b(first.prompt_delta_ids, digest_size=16).hexdigest(),
     )
+
+
+def advantages_of(
+    record: Record, turns: Sequence[DispatchedSamplingTask], advantage: float
+) -> list[float]:
+    """The advantage of each turn [n] of a Record, whose own is `advantage`.
+
+    Stretches of a group with forks come before it, and so do agents with rewards of their own.
+    """
+    statuses = [TurnStatus(turn.status) for turn in turns]
+    of_turns = turn_advantages(advantage, statuses, record.stretches)
+    own = record.agent_advantages
+    return [
+        turn_advantage(own[turn.agent], status) if turn.agent in own else value
+        for turn, status, value in zip(turns, statuses, of_turns, strict=True)
+    ]
 
 
 def _end(turn: DispatchedSamplingTask) -> int:
@@ -98,7 +131,8 @@ def replay(
     """Rebuild the token context of a record from its turns, in order.
 
     `columns`: further columns of each turn's output (`TokenContext.add_turn`), or empty. Raises
-    ValueError if a turn is missing or does not continue the tokens before it.
+    ValueError if a turn is missing or does not continue the tokens before it. Turns of other models
+    have no tokens and are passed over.
     """
     if not turns:
         raise ValueError("there are no turns")
@@ -107,6 +141,9 @@ def replay(
     for index, turn in enumerate(turns):
         if turn.turn != index:
             raise ValueError(f"turn {index} is missing")
+        if not turn.output_ids:
+            context.pass_turn()
+            continue
         delta = unpack_ints(turn.prompt_delta_ids)
         if turn.segment == len(context.segments):
             parent = None if turn.parent is None else numbers.get(turn.parent, -1)

@@ -1,10 +1,11 @@
-"""A chat model behind an OpenAI-compatible API, as the policy of an evaluation.
+"""A chat model behind an OpenAI-compatible API: for an evaluation, or an agent of a program.
 
 A request that is not answered, or is refused for now (429 and 5xx), is repeated with growing
 pauses. The API renders and samples by itself, so that there are no tokens to store.
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -102,20 +103,38 @@ class ChatEndpoint:
         await self._client.close()
 
     async def complete(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]],
+        max_tokens: int | None,
+        *,
+        model: str | None = None,
+        stop: Sequence[str] = (),
+        json_schema: str | None = None,
     ) -> EndpointTurn:
         """The model's next turn.
 
-        Raises `EndpointUnreachable` after `patience_s` seconds without an answer, or at once if our
-        key or the model's name is refused; `ContextFull`; `EndpointRefused`.
+        `max_tokens`: None: as many as the API allows. `model`: another one behind the same API.
+        `stop`: texts that end the answer. `json_schema`: of the answer, as JSON text. Raises
+        `EndpointUnreachable` after `patience_s` seconds without an answer, or at once if our key or
+        the model's name is refused; `ContextFull`; `EndpointRefused`.
         """
         from openai import APIStatusError, OpenAIError
 
+        given: dict[str, Any] = {"model": model or self.model.model}
+        if tools:
+            given["tools"] = list(tools)
+        if stop:
+            given["stop"] = list(stop)
+        if json_schema is not None:
+            form = {"name": "answer", "schema": json.loads(json_schema)}
+            given["response_format"] = {"type": "json_schema", "json_schema": form}
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S
         while True:
             asked = time.monotonic()
             try:
-                return _turn(await self._ask(messages, tools, max_tokens), time.monotonic() - asked)
+                answer = await self._ask(messages, max_tokens, given)
+                return _turn(answer, time.monotonic() - asked)
             except APIStatusError as error:
                 if not _is_for_now(error):
                     if self._takes_other_limit(error):
@@ -150,14 +169,16 @@ class ChatEndpoint:
         return f"the endpoint {self.model.base_url}"
 
     async def _ask(
-        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], max_tokens: int
+        self,
+        messages: Sequence[Message],
+        max_tokens: int | None,
+        given: Mapping[str, Any],
     ) -> "ChatCompletion":
         assert self._client is not None, "the endpoint is not open"
-        body: dict[str, Any] = {**self._params, self._limit_name: max_tokens}
-        if tools:
-            body["tools"] = list(tools)
+        body: dict[str, Any] = {**self._params, **given}
+        if max_tokens is not None:
+            body[self._limit_name] = max_tokens
         completion: ChatCompletion = await self._client.chat.completions.create(
-            model=self.model.model,
             messages=cast(Any, messages),
             extra_body=self._extra or None,
             **body,

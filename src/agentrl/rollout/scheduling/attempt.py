@@ -5,6 +5,7 @@
            -> Record failed, slot handed back at no cost       told to stop, or infrastructure
 
     score  -> Record scored, slot completed, and the group finalised if it was its last slot
+                                     its rollout may be forked: then further slots are free
            -> slot put off: anyone scores the Record later     the scorer failed, or infrastructure
            -> Record and slot quarantined                      the scorer failed too often
 
@@ -23,7 +24,7 @@ from typing import Any
 
 from agentrl.configs import SamplingConfig
 from agentrl.databases.connection import DatabaseUnreachable
-from agentrl.databases.documents import HANDED_BACK, Record, RecordStatus, Task
+from agentrl.databases.documents import HANDED_BACK, Record, RecordStatus, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.scorings import ScoringLedger
 from agentrl.databases.storable import brief
@@ -34,9 +35,11 @@ from agentrl.foreign_text import error_line, text_of
 from agentrl.rollout.agents.agent_registry import may_score_itself
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.process import AgentUnavailable
+from agentrl.rollout.agents.recorded import Diverged
 from agentrl.rollout.contained import contained, was_cancelled
 from agentrl.rollout.groups.boundary import check_sampled, check_scored
 from agentrl.rollout.groups.finalise import Finaliser
+from agentrl.rollout.groups.fork_choice import fork_turns
 from agentrl.rollout.scheduling.breakers import Breakers
 
 log = logging.getLogger(__name__)
@@ -123,7 +126,8 @@ class Attempt:
             await self._end_failed(message)
             self.breakers.forget(self.claim)
             self.opens = True
-            retry = self.config.resample_error_records
+            # A fork whose agent does not do again what it did would not do so a second time.
+            retry = self.config.resample_error_records and not isinstance(error, Diverged)
             return await self.ledger.fail(self.claim, message, retry=retry)
         return await self._settle_scoring(record)
 
@@ -180,7 +184,7 @@ class Attempt:
         """Score a stored Record. Returns the Task if this was its group's last slot."""
         # The Record may have ended without its slot, if the lease was lost in between.
         if record.status == RecordStatus.SCORED:
-            return await self.ledger.complete(self.claim, record.score)
+            return await self._complete(record)
         if record.status == RecordStatus.QUARANTINED:
             return await self.scorings.quarantine(self.claim, str(record.error))
         if self.scorings.limit.spent(self.claim.scoring_failures):
@@ -204,7 +208,19 @@ class Attempt:
             return await self._fail_scoring(record, error)
         self.breakers.scored(self.claim)
         await self.records.finish(scored)
-        return await self.ledger.complete(self.claim, scored.score)
+        return await self._complete(scored)
+
+    async def _complete(self, record: Record) -> Task | None:
+        """Complete the slot, and fork its rollout if the flags say so (`fork_choice.py`)."""
+        forks: list[int] = []
+        config = self.config
+        may_fork = record.split == Split.TRAIN and record.fork is None and record.score is not None
+        if config.fork_turns and may_fork:
+            turns = (await self.records.turns([record.id]))[record.id]
+            at = fork_turns(turns, config.fork_at, config.fork_turns)
+            forks = [turn for turn in at for _ in range(config.forks)]
+        self.opens = bool(forks)
+        return await self.ledger.complete(self.claim, record.score, forks)
 
     async def _score(self, record: Record) -> Record:
         sampler = self._sampler or await self.make_sampler(self.claim, record)

@@ -97,7 +97,7 @@ class SamplingScheduler:
             self.evaluation,
             sampling.enable_sampling,
             self.config.steps_ahead,
-            sampling.num_generations,
+            self.config.group_size,
             self.endpoint,
         )
         self._concurrency = Concurrency(

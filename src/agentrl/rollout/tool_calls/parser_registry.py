@@ -30,6 +30,24 @@ PARSERS: Mapping[str, ToolCallParser] = {
     "gemma4": parse_gemma4,
 }
 
+_PYTHON_MARKS = ("<|tool_call_start|>", "<|tool_call_end|>", "<|python_start|>", "<|python_end|>")
+
+# Texts at which calls may begin. The content of a turn begins with what comes before the first of
+# them, apart from white space. Of a parser that is not here, content is told as a whole only.
+CALL_STARTS: Mapping[str, tuple[str, ...]] = {
+    "qwen25": ("<tool_call>",),
+    "qwen": ("<tool_call>",),
+    "qwen3_coder": ("<tool_call>",),
+    "mistral": ("[TOOL_CALLS]",),
+    "llama3": ("<|python_tag|>", "{", "["),
+    "deepseekv3": ("<｜tool▁call",),
+    "pythonic": (*_PYTHON_MARKS, "["),
+    "kimi_k2": ("<|tool_call",),
+    "glm45": ("<tool_call>",),
+    "minicpm": ("<|tool_call_start|>", "<function name="),
+    "gemma4": ("<|tool_call>",),
+}
+
 DEFAULT_PARSER = "qwen25"  # for models whose chat template writes no calls
 
 

@@ -13,6 +13,7 @@ from jinja2 import TemplateError
 
 from agentrl.rollout.tool_calls.calls import ParsedCall, ToolCallParser
 from agentrl.rollout.tool_calls.parser_registry import (
+    CALL_STARTS,
     DEFAULT_PARSER,
     PARSERS,
     tool_call_parser,
@@ -74,6 +75,11 @@ class ParserChoice:
     def parse(self) -> ToolCallParser:
         """The parser."""
         return tool_call_parser(self.name)
+
+    @property
+    def starts(self) -> tuple[str, ...]:
+        """Texts at which calls may begin (`parser_registry.CALL_STARTS`). "" may be anywhere."""
+        return CALL_STARTS.get(self.name, ("",))
 
 
 def choose_parser(wanted: str | None, calls: TemplateCalls, writes_tools: bool) -> ParserChoice:

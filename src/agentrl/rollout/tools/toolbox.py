@@ -147,6 +147,13 @@ class ToolSession:
             # collector.
             self._on_outage = _nobody_told
 
+    def has_state(self, name: str) -> bool:
+        """Whether a tool's session is the record's own, and may have state of it."""
+        offer = self._box.catalogue.tools.get(name)
+        return offer is not None and (
+            self._callees[offer.server] is not self._box.servers[offer.server]
+        )
+
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Call a tool. Failures of the tool are error texts, not exceptions.
 

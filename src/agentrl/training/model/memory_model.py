@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 _MASTER = 4  # bytes of a master weight, of its gradient, and of each of AdamW's two moments
 _GATHERED_LAYERS = 2  # the one that computes, and the next one that is being gathered
+_PINNED = 2  # torch rounds pinned memory of a tensor up to a power of two: to less than twice
 _LONGEST = 1 << 30  # tokens: nobody asks for more
 
 
@@ -102,10 +103,10 @@ def estimate(shape: ModelShape, setup: MemorySetup) -> MemoryEstimate:
     recomputed = (layer if setup.checkpointing else 0) + inputs + reduced
     host = 0
     if setup.param_offload:
-        host += kept + gradients + optimizer
+        host += _PINNED * (kept + gradients) + optimizer
         kept = gradients = optimizer = 0
     if setup.activation_offloading:
-        host += saved
+        host += _PINNED * saved
         saved = inputs if setup.checkpointing else layer  # the one that is on its way
     vocabulary = shape.vocabulary // setup.tp
     logits = min(setup.chunk, local) * vocabulary * _logit_bytes(setup)

@@ -48,6 +48,7 @@ from agentrl.training.parallel.held_parts import (
     part_shape,
     place,
 )
+from agentrl.training.parallel.host_memory import host_tensor
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ class StagedWeights:
             stream.wait_event(ready)
         for name, part in parts.items():
             dtype = self._plan.weights[name].dtype
-            host = torch.empty(part.shape, dtype=dtype, pin_memory=stream is not None)
+            host = host_tensor(part.shape, dtype, pinned=stream is not None)
             # Without blocking, a GPU changes the dtype before it sends.
             self._host[name] = host.copy_(part, non_blocking=True)
         if stream is not None:
@@ -280,7 +281,7 @@ class StagedWeights:
         weight, own = self._plan.weights[name], self._host.pop(name, None)
         if own is not None and len(weight.senders) == 1:
             return _Arriving(name, own, [])
-        whole = torch.empty(weight.shape, dtype=weight.dtype, pin_memory=self._plan.pin_whole)
+        whole = host_tensor(weight.shape, weight.dtype, pinned=self._plan.pin_whole)
         parts = []
         for part, rank in weight.senders.items():
             if rank == dist.get_rank():

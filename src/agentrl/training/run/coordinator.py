@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,6 +26,7 @@ from agentrl.databases.outages import Outage, current
 from agentrl.databases.row_ledger import RowCounts, RowLedger, count_rows
 from agentrl.databases.runs import RunLease, TrainerReplaced
 from agentrl.databases.services import SILENT_S, register_urls
+from agentrl.databases.step_metrics import keep_metrics
 from agentrl.databases.task_file import (
     TaskCheck,
     TaskLine,
@@ -313,6 +315,13 @@ class RunCoordinator:
                 step=step, max_steps=self._total_steps, version=version, status=status
             ),
             f"the report of step {step}",
+        )
+
+    async def keep_metrics(self, step: int, values: Mapping[str, Any]) -> None:
+        """Store the figures of a step, for readers that have no access to the run's folder."""
+        await retry_through_outages(
+            lambda: keep_metrics(self._database, self._lease.fence, step, values),
+            f"the figures of step {step}",
         )
 
     async def give_up(self, failure: str) -> None:

@@ -1,12 +1,21 @@
 """`--inf_share_gpus`: trainer and services on the same GPUs have their memory in turns.
 
-    rows are ready -> services release -> the trainer's state returns to the device -> train
-    -> weights are copied -> the trainer's state goes to the host -> services resume -> publish
+    start    services release -> the trainer loads weights, and at a resume its optimizer's state
+             -> weights are copied -> the trainer's state goes to the host -> services resume
+             -> publish
+    step     rows are ready -> services release -> the trainer's state returns -> train
+             -> weights are copied -> the trainer's state goes to the host -> services resume
+             -> publish
 
 `training/step/state_offload.py` moves the trainer's state. Here is the memory of services.
 
+The launcher starts the trainer once the services of its machine hold their memory, so that these
+measure what is free on GPUs that nobody else uses.
+
 The ledger has the state of each service, so that after a crash the next trainer resumes exactly the
-services that the last one released.
+services that the last one released. A service that `agentrl serve` starts again says so there. One
+that was given by URL does not: a weight version that it has lost shows it, so that it takes turns
+from its first publication on.
 """
 
 import asyncio
@@ -37,7 +46,7 @@ class GpuSharing:
         self._service_timeout_s = service_timeout_s
 
     async def release(self) -> int:
-        """Release the memory of the services with published weights. Returns their number.
+        """Release the memory of the services. Returns the number of those that released it.
 
         A service that does not release it is left with a warning: there may be room for both.
         """
@@ -45,10 +54,10 @@ class GpuSharing:
             asked = [
                 self._release(service, engine)
                 for service, engine in services
-                if service.memory == MemoryState.HELD and service.weight_version != FRESH_VERSION
+                if service.memory == MemoryState.HELD and _shows_a_restart(service)
             ]
             released = sum(await asyncio.gather(*asked))
-        logger.info("%d services gave their GPU memory back for a step", released)
+        logger.info("%d services gave their GPU memory to the trainer", released)
         return released
 
     async def resume(self) -> None:
@@ -80,9 +89,8 @@ class GpuSharing:
 
     async def _resume(self, service: InferenceService, engine: Engine) -> None:
         try:
-            # Only services with published weights are released. One without was started since then
-            # and would crash by a resume.
-            if await engine.weight_version() != FRESH_VERSION:
+            # One that was started since its release holds its memory, and would crash by a resume.
+            if not await _was_restarted(service, engine):
                 if service.memory != MemoryState.RELEASED:
                     logger.warning(
                         "%s is not used: it stopped answering while its GPU memory was released or"
@@ -103,3 +111,15 @@ class GpuSharing:
         urls = [service.url for service in live]
         async with open_engines(urls, self._api_key) as engines:
             yield list(zip(live, engines, strict=True))
+
+
+def _shows_a_restart(service: InferenceService) -> bool:
+    """Whether the ledger or the weight version would tell that the service was started again."""
+    return service.heartbeat is not None or service.weight_version != FRESH_VERSION
+
+
+async def _was_restarted(service: InferenceService, engine: Engine) -> bool:
+    """Whether the service was started again since the ledger knows its state."""
+    if service.heartbeat is not None and service.weight_version == FRESH_VERSION:
+        return False  # it would have registered again
+    return await engine.weight_version() == FRESH_VERSION

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol
 
 from accelerate import Accelerator
 
-from agentrl.configs import Config, trackers_of
+from agentrl.configs import Config, ConfigError, trackers_of
 from agentrl.databases.row_ledger import RowCounts, RowHeader
 from agentrl.training.checkpoint.layout import recorded_config
 from agentrl.training.step.statistics import StepStatistics
@@ -100,7 +100,7 @@ class MetricsWriter:
     def __init__(self, output: Path, accelerator: Accelerator, config: Config, step: int) -> None:
         """Continue after `step`. Lines of later steps, which are trained again, are set aside.
 
-        Raises `ConfigError` if a tracker of `report_to` is not installed.
+        Raises `ConfigError` if a tracker of `report_to` is not installed or does not start.
         """
         self._accelerator = accelerator
         self._tracks = bool(trackers_of(config.run.report_to))
@@ -109,7 +109,7 @@ class MetricsWriter:
         if accelerator.is_main_process:
             _set_aside_after(self._file, step)
         if self._tracks:
-            accelerator.init_trackers(*_tracked(config))
+            _start_trackers(accelerator, config)
 
     def write(self, metrics: MetricsLine) -> None:
         """Append a step's line, if it is a multiple of `logging_steps`."""
@@ -172,6 +172,22 @@ def _flat(config: Config) -> dict[str, str | int | float | bool]:
         name: value if isinstance(value, str | int | float | bool) else str(value)
         for name, value in flags.items()
     }
+
+
+def _start_trackers(accelerator: Accelerator, config: Config) -> None:
+    """Raises `ConfigError` if a tracker refuses, with what it says."""
+    opened = _tracked(config)
+    # SwanLab reads a project of its own from this variable, as JSON, and fails at a name.
+    os.environ.pop("SWANLAB_PROJECT", None)
+    os.environ.setdefault("SWANLAB_INTERACTIVE", "false")  # nobody sees a question in a log
+    try:
+        accelerator.init_trackers(*opened)
+    except Exception as error:  # of the packages of others, whatever they raise
+        said = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"--report_to {config.run.report_to}: {said}; SwanLab wants SWANLAB_API_KEY, or "
+            "SWANLAB_MODE=offline where it cannot be reached; or leave the flag out"
+        ) from error
 
 
 def _tracked(config: Config) -> tuple[str, dict[str, Any], dict[str, Any]]:

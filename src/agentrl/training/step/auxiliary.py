@@ -9,7 +9,7 @@ from agentrl.training.model.model_folder import check_model_folder
 from agentrl.training.step.critic import Critic, CriticEstimates, CriticGradient
 from agentrl.training.step.critic_loss import NO_CRITIC, CriticStatistics
 from agentrl.training.step.passes import AuxiliaryOutputs
-from agentrl.training.step.reference import Reference
+from agentrl.training.step.reference import ReferenceLogprobs
 from agentrl.training.step.schedule import Schedule
 
 
@@ -38,7 +38,7 @@ def critic_start(config: Config) -> ModelConfig | None:
 class AuxiliaryModels:
     """The reference policy and the critic of a run. Each may be None."""
 
-    def __init__(self, reference: Reference | None, critic: Critic | None) -> None:
+    def __init__(self, reference: ReferenceLogprobs | None, critic: Critic | None) -> None:
         self._reference = reference
         self._critic = critic
         self._estimates: CriticEstimates | None = None

@@ -36,7 +36,7 @@ from agentrl.training.step.optimizer import (
 )
 from agentrl.training.step.preference_objective import PreferenceObjective
 from agentrl.training.step.probe import probe
-from agentrl.training.step.reference import Reference
+from agentrl.training.step.reference import Reference, ReferenceLogprobs, StoredReference
 from agentrl.training.step.schedule import forget_passes, go_on, make_schedule
 from agentrl.training.step.state_offload import StateOffload
 from agentrl.training.step.statistics import StepStatistics
@@ -56,30 +56,33 @@ class Learner:
         total_steps: int,
         *,
         reference: ModelConfig | None = None,
+        reference_in_rows: bool = False,
         value_start: ModelConfig | None = None,
     ) -> None:
         """Shard the models in place. `model` has float32 weights, the same on every rank.
 
         If `config.model` names a folder, `model` is an `empty_model` and gets its weights from
         there after sharding. `reference`: folder of the reference policy, if the loss needs one
-        that is not `model` without its adapter. `value_start`: folder of the critic's start
+        that is not `model` without its adapter. `reference_in_rows`: rows bring the logprobs of the
+        reference, see `StoredReference`. `value_start`: folder of the critic's start
         weights, for PPO. Policy and reference are probed, and take micro-batches in the form in
         which they are computed right. Raises `ConfigError` if there is none or if a model cannot be
         divided by `mesh`, and `RuntimeError` if a parameter is not sharded as expected.
         """
-        prepare = partial(
+        self._prepare = prepare = partial(
             prepare_model,
             mesh=mesh,
             compute=config.compute,
             trees=config.model.attends_over_trees,
         )
-        home = torch.device("cpu") if config.compute.param_offload else mesh.device
+        self._home = home = torch.device("cpu") if config.compute.param_offload else mesh.device
         prepare(model)
         if config.model.model_name_or_path is not None:
             fill(model, config.model, mesh, home)
         _probe(model, mesh, config, "--model_name_or_path")
         self.model = model
         self.mesh = mesh
+        self._config = config
         self.critic: Critic | None = None
         if value_start is not None:
             value_model = empty_value_model(value_start)
@@ -93,28 +96,36 @@ class Learner:
         self.optimizer = make_optimizer(model, config.optimizer)
         self.scheduler = make_scheduler(self.optimizer, config.optimizer, total_steps)
         self._objective = _objective(config)
-        self._config = config
-        reference_policy: Reference | None = None
-        if self._objective.with_reference:
-            reference_model = model
-            if reference is not None:
-                reference_model = empty_model(reference).requires_grad_(False)
-                prepare(reference_model)
-                fill(reference_model, reference, mesh, home)
-                _probe(reference_model, mesh, config, "--reference_model_name_or_path")
-                _check_alike(model, reference_model, "--reference_model_name_or_path")
-            assert reference or has_adapter(model), "a policy is no reference of its own"
-            reference_policy = Reference(reference_model, config.compute.loss_seq_chunk_size)
-        self._auxiliary = AuxiliaryModels(reference_policy, self.critic)
         self._models = [model]
         if self.critic is not None:
             self._models.append(self.critic.model)
-        if reference_policy is not None and reference_policy.model is not model:
-            self._models.append(reference_policy.model)
+        asked: ReferenceLogprobs | None = None
+        if reference_in_rows:
+            asked = StoredReference()
+        elif self._objective.with_reference:
+            asked = loaded = self.load_reference(reference)
+            if loaded.model is not model:
+                self._models.append(loaded.model)
+        self._auxiliary = AuxiliaryModels(asked, self.critic)
         self._optimizers = [self.optimizer]
         if self.critic is not None:
             self._optimizers.append(self.critic.optimizer)
         self._offload = StateOffload(mesh.device)
+
+    def load_reference(self, start: ModelConfig | None) -> Reference:
+        """The reference policy of the folder; of None this policy without its adapter. Collective.
+
+        Raises `ConfigError` if it cannot compute the micro-batches of this policy.
+        """
+        assert start or has_adapter(self.model), "a policy is no reference of its own"
+        model, flag = self.model, "--reference_model_name_or_path"
+        if start is not None:
+            model = empty_model(start).requires_grad_(False)
+            self._prepare(model)
+            fill(model, start, self.mesh, self._home)
+            _probe(model, self.mesh, self._config, flag)
+            _check_alike(self.model, model, flag)
+        return Reference(model, self._config.compute.loss_seq_chunk_size)
 
     def step(
         self,

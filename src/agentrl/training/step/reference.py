@@ -1,8 +1,10 @@
-"""The reference policy of the KL penalty.
+"""The reference policy of the KL penalty and of preference losses.
 
 It never changes, also not by a resume. With an adapter it is the policy with the adapter switched
 off and costs no memory. Without an adapter it is a second model.
 """
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,8 +17,24 @@ from agentrl.training.model.lora import adapter_off
 from agentrl.training.step.schedule import Schedule, run_schedule
 
 
+class ReferenceLogprobs(Protocol):
+    """What a step asks."""
+
+    def logprobs(self, schedule: Schedule) -> list[Tensor]:
+        """Logprobs [N] of the trained tokens, for each micro-batch. Collective."""
+        ...
+
+
+class StoredReference:
+    """Of rows that bring the reference's logprobs in their column `reference`."""
+
+    def logprobs(self, schedule: Schedule) -> list[Tensor]:
+        """Logprobs [N] of the trained tokens, for each micro-batch."""
+        return [batch.columns["reference"] for batch in schedule.batches]
+
+
 class Reference:
-    """Logprobs of the reference policy."""
+    """The reference policy, which computes its logprobs."""
 
     def __init__(self, model: PreTrainedModel, chunk_size: int) -> None:
         """`model`: prepared by `prepare_model`; its adapter, if any, is switched off.

@@ -13,6 +13,7 @@ from torch import Tensor, UntypedStorage
 from torch.distributed.tensor import DTensor
 
 from agentrl.training.parallel.held_parts import local_part
+from agentrl.training.parallel.host_memory import host_tensor
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class StateOffload:
         """`device`: tensors elsewhere stay where they are."""
         self._device = device
         self._held: dict[int, _OnHost] = {}
+        self._spare: dict[int, Tensor] = {}  # host memory of the last stay
 
     @property
     def is_away(self) -> bool:
@@ -44,9 +46,10 @@ class StateOffload:
                 continue
             if not storage.resizable():
                 continue  # the memory of a file, which only a CPU uses as it is
-            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=tensor.is_cuda)
+            host = self._memory(_key(tensor), storage.nbytes())
             host.copy_(_bytes(storage), non_blocking=True)
             self._held[_key(tensor)] = _OnHost(storage, host)
+        self._spare.clear()
         self._synchronise()
         for each in self._held.values():
             each.storage.resize_(0)
@@ -57,7 +60,15 @@ class StateOffload:
             each.storage.resize_(each.host.nbytes)
             _bytes(each.storage).copy_(each.host, non_blocking=True)
         self._synchronise()
+        self._spare = {key: each.host for key, each in self._held.items()}
         self._held.clear()
+
+    def _memory(self, key: int, size: int) -> Tensor:
+        """Host memory for a tensor: what it had the last time, because pinning takes its time."""
+        spare = self._spare.pop(key, None)
+        if spare is not None and spare.nbytes == size:
+            return spare
+        return host_tensor((size,), torch.uint8, pinned=self._device.type == "cuda")
 
     def on_host(self, state: Any) -> Any:
         """The tensors in nested dictionaries and lists, those in host memory from there."""

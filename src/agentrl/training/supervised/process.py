@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
@@ -48,8 +49,6 @@ from agentrl.training.checkpoint.layout import (
 )
 from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
 from agentrl.training.data.flops import FlopsModel
-from agentrl.training.data.planner import assign_rows
-from agentrl.training.data.sequences import tree_sequences
 from agentrl.training.data.stream import StepRows
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.model.model_folder import ModelFolderError
@@ -69,6 +68,7 @@ from agentrl.training.step.auxiliary import reference_start
 from agentrl.training.step.held_out import HeldOut, held_out
 from agentrl.training.step.learner import Learner
 from agentrl.training.step.statistics import StepStatistics
+from agentrl.training.supervised.file_rows import FileRows, place_of
 from agentrl.training.supervised.metrics import (
     StepSize,
     SupervisedMetrics,
@@ -77,6 +77,7 @@ from agentrl.training.supervised.metrics import (
     sentence,
 )
 from agentrl.training.supervised.order import RowOrder
+from agentrl.training.supervised.reference_once import answer_means, kept_means
 
 logger = logging.getLogger(__name__)
 
@@ -159,25 +160,32 @@ class SupervisedTrainer:
         _, model, sizes = agreement.on_all(lambda: check_input(config, accelerator))
         reference = agreement.on_all(lambda: reference_start(config))
         check_shared(self._output, agreement)
-        self._train, self._held_out = agreement.on_all(self._open_rows)
+        train, held_out_rows = agreement.on_all(self._open_rows)
 
         optimizer = config.optimizer
         self._rows_per_step = (
             optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps * sizes.dp
         )
         epochs = config.data.num_train_epochs
-        by_epochs = math.ceil(epochs * len(self._train) / self._rows_per_step)
+        by_epochs = math.ceil(epochs * len(train) / self._rows_per_step)
         self._total = optimizer.max_steps if optimizer.max_steps > 0 else by_epochs
-        self._checkpoint = agreement.from_main(self._find_checkpoint)
+        self._checkpoint = agreement.from_main(lambda: self._find_checkpoint(train))
         self._done = agreement.from_main(self._nothing_to_do)
+        self._once = preference is not None and self._takes_reference_once(preference, len(train))
         learner = replace(learner_config(config, accelerator), preference=preference)
         mesh = make_mesh(accelerator, config.parallel)
         if config.lora.lora_rank:
             frozen = torch.bfloat16 if learner.compute.bf16 else torch.float32
             add_adapter(model, config.lora, frozen_dtype=frozen)
-        self._learner = Learner(model, mesh, learner, self._total, reference=reference)
-        self._costs = FlopsModel.of(self._learner.model)
-        self._order = RowOrder(len(self._train), config.run.seed)
+        self._reference, self._compute = reference, learner.compute
+        self._learner = Learner(
+            model, mesh, learner, self._total,
+            reference=None if self._once else reference, reference_in_rows=self._once,
+        )  # fmt: skip
+        costs = FlopsModel.of(self._learner.model)
+        self._train = FileRows(train, costs, mesh)
+        self._held_out = None if held_out_rows is None else FileRows(held_out_rows, costs, mesh)
+        self._order = RowOrder(len(train), config.run.seed)
         self._saver = CheckpointSaver(self._output, config.checkpoint.save_total_limit, _nothing)
         stack.callback(self._saver.close)
         self._step = self._saved_step = 0
@@ -186,6 +194,10 @@ class SupervisedTrainer:
         """Train from the checkpoint or the start weights to the last step or to a signal."""
         if self._done is not None:
             logger.info("%s; another --run_name trains anew", self._done)
+            return
+        # Before the optimizer's state is there, so that the reference's model costs no memory.
+        if self._once and not self._compute_reference():
+            logger.info("stopped before the first step")
             return
         if self._checkpoint is not None:
             state = load_checkpoint(self._checkpoint, self._learner)
@@ -203,7 +215,7 @@ class SupervisedTrainer:
         stopping = self._stops()
         while self._step < self._total and not stopping:
             began = time.monotonic()
-            rows = self._rows_of(self._step + 1)
+            rows = self._train.of(self._order.step(self._step + 1, self._rows_per_step))
             training = time.monotonic()
             statistics, rows = steps.take(self._step + 1, rows, _nothing)
             trained = time.monotonic() - training
@@ -237,7 +249,36 @@ class SupervisedTrainer:
         held_out = None if files.eval_file is None else TreeFile(Path(files.eval_file))
         return TreeFile(Path(files.train_file)), held_out
 
-    def _find_checkpoint(self) -> Path | None:
+    def _takes_reference_once(self, preference: PreferenceConfig, n_pairs: int) -> bool:
+        """Whether the reference is computed before the first step, and not in each."""
+        if preference.precompute_ref_log_probs is not None:
+            return preference.precompute_ref_log_probs
+        return (self._total - 1) * self._rows_per_step >= n_pairs  # a step begins a second epoch
+
+    def _compute_reference(self) -> bool:
+        """Give the rows that are still to come the reference's logprobs. Collective.
+
+        Returns False if it was stopped.
+        """
+        begun = 0 if self._checkpoint is None else read_state(self._checkpoint).step
+        steps = range(begun + 1, self._total + 1)
+        to_come = {row for step in steps for row in self._order.step(step, self._rows_per_step)}
+        wanted: dict[FileRows, Sequence[int]] = {self._train: sorted(to_come)}
+        if self._held_out is not None:
+            wanted[self._held_out] = range(len(self._held_out))
+        start = self._reference or self._config.model
+        load = cache(lambda: self._learner.load_reference(self._reference))
+        for rows, which in wanted.items():
+            rows.reference = answer_means(
+                rows, which, load, self._compute,
+                kept_means(rows.file.folder, start, self._compute), self._rows_per_step,
+                self._agreement, self._stops,
+            )  # fmt: skip
+            if rows.reference is None:
+                return False
+        return True
+
+    def _find_checkpoint(self, train: TreeFile) -> Path | None:
         """The checkpoint to go on from, of the same rows and model. For rank 0.
 
         Raises `CheckpointError` or `ConfigError`.
@@ -258,10 +299,12 @@ class SupervisedTrainer:
         saved = read_state(found[-1]).config
         refuse_fixed(flat_flags(saved), stored_flags(self._config), str(found[-1]))
         if not self._config.run.change_data:
-            self._refuse_other_data(found[-1], saved)
+            self._refuse_other_data(found[-1], saved, train)
         return found[-1]
 
-    def _refuse_other_data(self, checkpoint: Path, saved: Mapping[str, Any]) -> None:
+    def _refuse_other_data(
+        self, checkpoint: Path, saved: Mapping[str, Any], train: TreeFile
+    ) -> None:
         """Raise `ConfigError` if a checkpoint is of another model or of other rows."""
         was, now = Path(saved["model"]["model_name_or_path"]), self._config.model
         model = Path(now.model_name_or_path or "")
@@ -273,7 +316,7 @@ class SupervisedTrainer:
         before, rows = Path(saved["data"]["train_file"]), self._config.data.train_file
         if before.name != Path(rows or "").name:
             raise ConfigError(
-                f"{_source(self._train)}: {checkpoint} was trained on other rows"
+                f"{_source(train)}: {checkpoint} was trained on other rows"
                 f"{_source_of(before)}; give another --run_name, or --change_data true to go on "
                 "with these"
             )
@@ -298,21 +341,6 @@ class SupervisedTrainer:
         changes = changed_flags(flat_flags(saved), stored_flags(self._config))
         return [*changes, *self._changed_preference(saved)]
 
-    def _rows_of(self, step: int) -> StepRows:
-        return self._assigned(self._train, self._order.step(step, self._rows_per_step))
-
-    def _assigned(self, file: TreeFile, rows: Sequence[int]) -> StepRows:
-        """Rows of a file by the ranks that train them; a row that is in twice has two ids."""
-        costs = [
-            self._costs.total(*map(float, (file.n_tokens[i], file.pairs[i], file.n_trained[i])))
-            for i in rows
-        ]
-        mesh = self._learner.mesh
-        by_rank = assign_rows(costs, mesh.dp_size)
-        ids = [[f"{file.places[rows[at]]} #{at}" for at in of_rank] for of_rank in by_rank]
-        mine = [tree_sequences(file[rows[at]]) for at in by_rank[mesh.dp_rank]]
-        return StepRows([], 1.0, ids, mesh.dp_rank, mine)
-
     def _is_evaluated(self, *, last: bool) -> bool:
         every = self._config.data.eval_steps
         if self._held_out is None or every == 0:
@@ -321,12 +349,11 @@ class SupervisedTrainer:
 
     def _evaluate(self) -> HeldOut:
         """The held-out rows with the present weights. Collective."""
-        file = self._held_out
-        assert file is not None, "there are held-out rows"
-        size = max(self._rows_per_step, self._learner.mesh.dp_size)
+        rows, size = self._held_out, self._rows_per_step
+        assert rows is not None, "there are held-out rows"
         parts = (
-            self._assigned(file, range(first, min(first + size, len(file)))).mine
-            for first in range(0, len(file), size)
+            rows.of(range(first, min(first + size, len(rows)))).mine
+            for first in range(0, len(rows), size)
         )
         return held_out(self._learner, parts)
 
@@ -373,8 +400,8 @@ class SupervisedTrainer:
         self, statistics: StepStatistics, rows: StepRows, seconds: float, trained: float
     ) -> StepSize:
         order = self._order.step(self._step, self._rows_per_step)
-        trained_rows = [order[_place(row)] for of_rank in rows.ids for row in of_rank]
-        n_tokens = int(self._train.n_tokens[trained_rows].sum())
+        trained_rows = [order[place_of(row)] for of_rank in rows.ids for row in of_rank]
+        n_tokens = int(self._train.file.n_tokens[trained_rows].sum())
         return StepSize(
             epoch=self._step * self._rows_per_step / len(self._train),
             n_rows=len(trained_rows),
@@ -393,11 +420,6 @@ class SupervisedTrainer:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         """Stop after the current step."""
         self._stop.set()
-
-
-def _place(row: str) -> int:
-    """The place in its step of a row with this id, see `SupervisedTrainer._assigned`."""
-    return int(row.rpartition("#")[2])
 
 
 def _is_same_model(was: Path, now: Path) -> bool:

@@ -1,0 +1,189 @@
+"""`agentrl.open_run`: the documents of a run as Arrow tables, for notebooks.
+
+    with agentrl.open_run("output/demo") as run:           # or "mongodb://host:27017/demo"
+        records = run.records("score<0.5").to_pandas()
+        tokens = run.turns(records["id"]).to_pandas()
+
+Fields of documents are columns, with dots for nested ones (`scores.exact_match`). Lists of
+documents (slots, messages, tool calls) are JSON texts, and token arrays are lists of numbers.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+from bson import json_util
+from numpy.typing import NDArray
+from pymongo import MongoClient
+from pymongo.uri_parser import parse_uri
+
+from agentrl.configs import ConfigError
+from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
+from agentrl.databases.documents import Split
+from agentrl.launcher.database import embedded_url, mongod_holds, mongod_of, run_place
+from agentrl.launcher.record_filter import names_field, read_conditions, with_versions
+
+# Token arrays of turns and rows, by the function that reads them.
+_ARRAYS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
+    "prompt_delta_ids": unpack_ints, "output_ids": unpack_ints, "output_logprobs": unpack_floats,
+    "input_ids": unpack_ints, "loss_mask": unpack_mask, "logprobs": unpack_floats,
+    "versions": unpack_ints, "advantages": unpack_floats,
+}  # fmt: skip
+_IDS = 1000  # of Records that one query names
+Documents = Iterable[Mapping[str, Any]]
+
+
+def open_run(place: str | Path) -> "OpenRun":
+    """Open a run for reading. `place`: its folder, or a MongoDB URL that ends with its name.
+
+    The MongoDB of a finished run is started, and ends with `close`. Raises `ConfigError` if no run
+    is there.
+    """
+    return OpenRun(str(place))
+
+
+class OpenRun:
+    """A run's documents as tables. Use it as a context manager, or call `close`."""
+
+    def __init__(self, place: str) -> None:
+        self._stack = ExitStack()
+        try:
+            url, self.name, self._folder = self._find(place)
+            client: MongoClient[dict[str, Any]] = MongoClient(url, tz_aware=True)
+            self._stack.callback(client.close)
+            if self.name not in client.list_database_names():
+                raise ConfigError(f"there is no run {self.name!r} at {place}")
+        except BaseException:
+            self._stack.close()
+            raise
+        self._database = client[self.name]
+
+    def _find(self, place: str) -> tuple[str, str, Path | None]:
+        """URL, name and folder of the run."""
+        if place.startswith(("mongodb://", "mongodb+srv://")):
+            name = parse_uri(place)["database"]
+            if name is None:
+                raise ConfigError(
+                    "open_run: the MongoDB URL must end with the run's name, as /demo"
+                )
+            return place, name, None
+        folder = Path(place).absolute()
+        config = run_place({"run_name": folder.name, "output_dir": str(folder)})
+        data = folder / "mongo"
+        if config.run.db_connection_string is not None:
+            return config.run.db_connection_string, folder.name, folder
+        if not data.is_dir():
+            raise ConfigError(f"open_run: there is no run in {place}")
+        if not mongod_holds(data):
+            mongod = mongod_of(config)
+            mongod.start()
+            self._stack.callback(mongod.stop)
+        return embedded_url(data), folder.name, folder
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._stack.close()
+
+    def tasks(self, split: str = "train") -> pa.Table:
+        """Tasks, the groups of rollouts, in their order."""
+        wanted = {"split": Split(split)}
+        return _table(self._database["tasks"].find(wanted).sort("group_order", 1))
+
+    def records(self, *conditions: str, split: str = "train") -> pa.Table:
+        """Records that meet all conditions, which are those of `agentrl show --where`."""
+        steps = {
+            version["version"]: version["step"]
+            for version in self._database["policy_versions"].find()
+        }
+        given = read_conditions(conditions)
+        filters: list[Mapping[str, Any]] = [with_versions(given, steps)]
+        if not names_field(given, "split"):
+            filters.append({"split": Split(split)})
+        return _table(self._database["records"].find({"$and": filters}).sort("started_at", 1))
+
+    def turns(self, records: Iterable[str] | None = None) -> pa.Table:
+        """Turns, of all Records or of those with these ids."""
+        return _table(self._of("dispatched_sampling_tasks", "record_id", records))
+
+    def rows(self, records: Iterable[str] | None = None) -> pa.Table:
+        """Training rows, of all Records or of those with these ids.
+
+        Columns of tokens that are stored in parts, of rows above 4 MB, are empty.
+        """
+        return _table(self._of("record_data", "_id", records))
+
+    def metrics(self) -> pa.Table:
+        """The trainer's figures, one row for each step."""
+        file = None if self._folder is None else self._folder / "metrics.jsonl"
+        if file is not None and file.is_file():
+            lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+            return _table(json.loads(line) for line in lines if line.endswith("\n"))
+        stored = self._database["step_metrics"].find().sort("_id", 1)
+        return _table(document["values"] for document in stored)
+
+    def _of(self, collection: str, field: str, records: Iterable[str] | None) -> Documents:
+        if records is None:
+            yield from self._database[collection].find().sort("_id", 1)
+            return
+        ids = list(records)
+        for start in range(0, len(ids), _IDS):
+            wanted = {field: {"$in": ids[start : start + _IDS]}}
+            yield from self._database[collection].find(wanted).sort("_id", 1)
+
+
+def _table(documents: Documents) -> pa.Table:
+    """Documents as a table, with the columns of all of them."""
+    columns: dict[str, list[Any]] = {}
+    n_rows = 0
+    for document in documents:
+        for name, value in _flat(document):
+            column = columns.setdefault(name, [])
+            column.extend([None] * (n_rows - len(column)))
+            column.append(value)
+        n_rows += 1
+    arrays = {}
+    for name, values in columns.items():
+        values.extend([None] * (n_rows - len(values)))
+        arrays[name] = _array(values)
+    return pa.table(arrays)
+
+
+def _flat(document: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in document.items():
+        column = before + ("id" if name == "_id" else name)
+        if isinstance(value, bytes) and name in _ARRAYS:
+            yield column, _ARRAYS[name](value).tolist()
+        elif isinstance(value, Mapping) and _are_plain(value.values()):
+            yield from _flat(value, f"{column}.")
+        elif isinstance(value, Mapping) or (isinstance(value, list) and not _are_plain(value)):
+            yield column, json_util.dumps(value, ensure_ascii=False)
+        else:
+            yield column, value
+
+
+def _are_plain(values: Iterable[Any]) -> bool:
+    return all(isinstance(v, str | int | float | bool | datetime | None) for v in values)
+
+
+def _array(values: list[Any]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError):
+        # Values of several types, which users' own fields may have.
+        return pa.array([None if value is None else str(value) for value in values])

@@ -1,0 +1,80 @@
+"""`agentrl view`: serves the pages about runs until Ctrl-C, and prints their address."""
+
+import asyncio
+import ipaddress
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from agentrl.configs import ConfigError
+from agentrl.configs.parsing import config_of
+from agentrl.configs.verbs import view_parser
+from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.report import print_lines
+from agentrl.stop_signals import stop_signals
+from agentrl.viewer.places import Places
+from agentrl.viewer.server import Viewer
+
+PASSWORD = "AGENTRL_VIEW_PASSWORD"
+_SHORTEST = 8  # characters of a password
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `agentrl view [RUN]`; returns the exit status.
+
+    Raises `ConfigError` if the run is not there or the port is taken.
+    """
+    given = view_parser().parse(argv)
+    arguments = given.own
+    url = config_of(given.values).run.db_connection_string or read_deployment(os.environ).db_url
+    password = os.environ.get(PASSWORD)
+    if not _is_loopback(arguments.host) and password is None:
+        raise ConfigError(
+            f"--host {arguments.host}: who can reach it could read all runs; set {PASSWORD}, which "
+            "visitors are then asked for"
+        )
+    if password is not None and len(password) < _SHORTEST:
+        raise ConfigError(f"{PASSWORD}: it needs {_SHORTEST} characters or more")
+    secret = password or secrets.token_urlsafe(16)
+    root = Path(arguments.output_root)
+
+    async def serve() -> None:
+        async with Places(root, url) as places:
+            if arguments.run is not None:
+                async with places.run(arguments.run):
+                    pass  # said now, if it is not there
+            viewer = Viewer(places, secret)
+            try:
+                async with viewer.running(arguments.host, arguments.port) as port:
+                    page = f"/run/{arguments.run}" if arguments.run is not None else "/"
+                    shown = "" if password is not None else f"?token={secret}"
+                    address = f"http://{_in_url(arguments.host)}:{port}{page}{shown}"
+                    print_lines(Console(), [f"open {address}", "until Ctrl-C"])
+                    await _until_signal()
+            except OSError as error:
+                raise ConfigError(f"--port {arguments.port}: {error.strerror or error}") from None
+
+    asyncio.run(serve())
+    return 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+async def _until_signal() -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in stop_signals():
+        loop.add_signal_handler(number, asked.set)
+    await asyncio.shield(asked.wait())

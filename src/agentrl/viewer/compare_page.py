@@ -1,0 +1,96 @@
+"""Two runs, or two evaluations of one, on the same tasks: won, lost, changed."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from agentrl.databases.documents import Evaluation, Split
+from agentrl.launcher.statistics import Estimate, mean_over_tasks
+from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
+from agentrl.viewer.places import Place
+
+_SHOWN = 500
+
+
+@dataclass(frozen=True)
+class Side:
+    """One of the two: a run, and which epoch of a split. `groups`: its groups, by task."""
+
+    run: str
+    split: str
+    epoch: int
+    name: str
+    successes: Mapping[str, float]
+    groups: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A task with another success."""
+
+    task_id: str
+    first: float
+    second: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the second did less the first, on the tasks of both."""
+
+    tasks: int
+    won: int
+    lost: int
+    success: Estimate | None
+    changes: list[Change]
+
+
+async def sides(place: Place) -> list[tuple[str, int, str]]:
+    """What can be compared of a run: split, epoch and name; the newest held-out one comes first."""
+    named = {
+        found.epoch: f"evaluation of {found.model}, {found.created_at:%Y-%m-%d %H:%M}"
+        async for found in _evaluations(place)
+    }
+    found = []
+    for split in (Split.EVAL, Split.TRAIN):
+        epochs = await place.database.tasks.distinct("epoch", {"split": split})
+        for epoch in sorted(epochs, reverse=True):
+            kind = f"epoch {epoch}" if split == Split.TRAIN else f"held-out tasks at step {epoch}"
+            found.append((str(split), epoch, named.get(epoch, kind)))
+    return found
+
+
+async def read_side(place: Place, split: str, epoch: int, name: str) -> Side:
+    """The success of each task with scores."""
+    wanted: dict[str, Any] = {"split": Split(split), "epoch": epoch}
+    successes: dict[str, float] = {}
+    groups: dict[str, str] = {}
+    async for task in place.database.tasks.find(wanted, {"task_id": 1, "slots.score": 1}):
+        scores = [slot["score"] for slot in task["slots"] if slot["score"] is not None]
+        if scores:
+            successes[task["task_id"]] = mean(score >= SUCCESS_SCORE for score in scores)
+            groups[task["task_id"]] = task["_id"]
+    return Side(place.name, split, epoch, name, successes, groups)
+
+
+def compare(first: Side, second: Side) -> Outcome:
+    """Compare them task by task; what differs between tasks then cancels."""
+    both = sorted(first.successes.keys() & second.successes.keys())
+    gains = {task: second.successes[task] - first.successes[task] for task in both}
+    changes = [
+        Change(task, first.successes[task], second.successes[task])
+        for task in sorted(both, key=lambda task: gains[task])
+        if gains[task]
+    ]
+    return Outcome(
+        tasks=len(both),
+        won=sum(gain > 0 for gain in gains.values()),
+        lost=sum(gain < 0 for gain in gains.values()),
+        success=mean_over_tasks(list(gains.values()), largest=1.0) if both else None,
+        changes=changes[:_SHOWN],
+    )
+
+
+async def _evaluations(place: Place) -> Any:
+    async for document in place.database.evaluations.find():
+        yield Evaluation.from_mongo(document)

@@ -1,0 +1,131 @@
+"""Tasks by what was learned of them, and the rollouts of one group side by side."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from agentrl.databases.documents import Record, Split, Task, TaskStatus
+from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
+from agentrl.viewer.places import Place
+
+SHOWN = 200
+_READ = 20_000  # newest groups of which the table is made
+
+
+@dataclass(frozen=True)
+class TaskLine:
+    """A task over its epochs. `successes`: by epoch, None where no rollout has a score."""
+
+    task_id: str
+    query: str
+    epochs: list[tuple[int, str, float | None]]  # number, id of the group, success
+    learned: float  # success of the last epoch less that of the first
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a rollout said in a turn. `same`: as the best rollout did, up to here."""
+
+    text: str
+    same: bool
+
+
+@dataclass(frozen=True)
+class GroupPage:
+    """A group. `records`: the last attempt of each rollout, in order. `said`: by Record."""
+
+    task: Task
+    records: list[Record]
+    said: dict[str, list[Said]]
+    before: str | None  # the groups before and after it, by id
+    after: str | None
+
+
+async def read_tasks(place: Place, asked: Mapping[str, str]) -> list[TaskLine]:
+    """The tasks that were begun, of the newest groups.
+
+    `asked`: `text`, which id or query must have; `order`: `newest`, `learned` (the most first) or
+    `hardest` (least success in the last epoch); `split`.
+    """
+    begun = {"$nin": [TaskStatus.CREATED, TaskStatus.LEFT_OUT]}
+    wanted: dict[str, Any] = {"split": Split(asked.get("split", Split.TRAIN)), "status": begun}
+    if text := asked.get("text", "").strip():
+        pattern = {"$regex": re.escape(text), "$options": "i"}
+        wanted["$or"] = [{"task_id": pattern}, {"query": pattern}]
+    shown = {"task_id": 1, "query": 1, "epoch": 1, "slots.score": 1}
+    cursor = place.database.tasks.find(wanted, shown).sort([("group_order", -1)]).limit(_READ)
+    lines: dict[str, TaskLine] = {}
+    async for task in cursor:
+        scores = [slot["score"] for slot in task["slots"] if slot["score"] is not None]
+        success = sum(s >= SUCCESS_SCORE for s in scores) / len(scores) if scores else None
+        line = lines.setdefault(task["task_id"], TaskLine(task["task_id"], task["query"], [], 0.0))
+        line.epochs.insert(0, (task["epoch"], task["_id"], success))
+    found = [_learned(line) for line in lines.values()]
+    match asked.get("order", "newest"):
+        case "learned":
+            found.sort(key=lambda line: -line.learned)
+        case "hardest":
+            found = [line for line in found if _last(line) is not None]
+            found.sort(key=lambda line: _last(line) or 0.0)
+    return found[:SHOWN]
+
+
+async def read_group_page(place: Place, task_id: str) -> GroupPage | None:
+    """The group of this id (`Task._id`); None if there is none."""
+    database = place.database
+    document = await database.tasks.find_one({"_id": task_id})
+    if document is None:
+        return None
+    task = Task.from_mongo(document)
+    last: dict[int, Record] = {}
+    async for found in database.records.find({"task": task_id}).sort("attempt", 1):
+        record = Record.from_mongo(found)
+        last[record.rollout] = record
+    places = {"split": task.split}
+    before = await database.tasks.find_one(
+        {**places, "group_order": {"$lt": task.group_order}}, {"_id": 1},
+        sort=[("group_order", -1)],
+    )  # fmt: skip
+    after = await database.tasks.find_one(
+        {**places, "group_order": {"$gt": task.group_order}}, {"_id": 1},
+        sort=[("group_order", 1)],
+    )  # fmt: skip
+    records = [last[rollout] for rollout in sorted(last)]
+    return GroupPage(
+        task,
+        records,
+        await _said(place, records),
+        before["_id"] if before else None,
+        after["_id"] if after else None,
+    )
+
+
+async def _said(place: Place, records: Sequence[Record]) -> dict[str, list[Said]]:
+    """What each rollout said, beside the best one."""
+    texts: dict[str, list[str]] = {record.id: [] for record in records}
+    found = place.database.turns.find(
+        {"record_id": {"$in": list(texts)}}, {"record_id": 1, "output_text": 1}
+    ).sort([("record_id", 1), ("turn", 1)])
+    async for turn in found:
+        texts[turn["record_id"]].append(turn["output_text"])
+    scored = [record for record in records if record.score is not None]
+    best = max(scored, key=lambda record: record.score or 0.0, default=None)
+    model = texts[best.id] if best else []
+    said: dict[str, list[Said]] = {}
+    for record, own in texts.items():
+        n_same = 0
+        while n_same < min(len(own), len(model)) and own[n_same] == model[n_same]:
+            n_same += 1
+        said[record] = [Said(text, at < n_same) for at, text in enumerate(own)]
+    return said
+
+
+def _learned(line: TaskLine) -> TaskLine:
+    known = [success for _, _, success in line.epochs if success is not None]
+    gain = known[-1] - known[0] if known else 0.0
+    return TaskLine(line.task_id, line.query, line.epochs, gain)
+
+
+def _last(line: TaskLine) -> float | None:
+    return next((success for *_, success in reversed(line.epochs) if success is not None), None)

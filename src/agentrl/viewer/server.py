@@ -1,0 +1,265 @@
+"""The HTTP server of the pages: routes, who may look, and what is said when something is missing.
+
+Who has the secret may look: it is in the address that is printed, and a browser then keeps it in a
+cookie. Requests that write have to carry that cookie, which browsers send from these pages only.
+"""
+
+import hashlib
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from pymongo.errors import PyMongoError
+
+from agentrl import __version__
+from agentrl.configs import ConfigError
+from agentrl.databases.arrays import unpack_floats, unpack_ints
+from agentrl.databases.connection import DatabaseUnreachable
+from agentrl.databases.documents import Split
+from agentrl.viewer.compare_page import Side, compare, read_side, sides
+from agentrl.viewer.failures_page import read_failures_page
+from agentrl.viewer.group_page import read_group_page, read_tasks
+from agentrl.viewer.notes import write_note
+from agentrl.viewer.places import Place, Places
+from agentrl.viewer.records_page import read_records_page
+from agentrl.viewer.run_page import read_charts, read_run_page
+from agentrl.viewer.shown import FILTERS
+from agentrl.viewer.step_page import read_step_page
+from agentrl.viewer.trajectory_page import read_tokens, read_trajectory_page
+
+log = logging.getLogger(__name__)
+
+_COOKIE = "agentrl-view"
+_SAFE = {
+    # Pages load only what this server has, and no other site shows them in a frame.
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
+    "style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; form-action 'self'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+_LARGEST_BODY = 256 * 1024
+_Page = Callable[[web.Request, Place], Awaitable[web.Response]]
+
+
+class Viewer:
+    """The pages about the runs of `places`. `secret`: what a visitor must show."""
+
+    def __init__(self, places: Places, secret: str) -> None:
+        self._places = places
+        self._secret = secret
+        self._cookie = hmac.new(secret.encode(), b"agentrl view", hashlib.sha256).hexdigest()
+        self._pages = Environment(
+            loader=PackageLoader("agentrl.viewer"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._pages.filters.update(FILTERS)
+        self._pages.globals.update(version=__version__, href=_href)
+
+    @asynccontextmanager
+    async def running(self, host: str, port: int) -> AsyncIterator[int]:
+        """Serve; yields the port. Raises OSError if the port is taken."""
+        runner = web.AppRunner(self._app(), access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            yield runner.addresses[0][1]
+        finally:
+            await runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application(middlewares=[self._admit], client_max_size=_LARGEST_BODY)
+        app.router.add_static("/static", str(files("agentrl.viewer") / "static"))
+        app.router.add_get("/", self._runs)
+        app.router.add_post("/login", self._login)
+        run = "/run/{run}"
+        for path, page in (
+            ("", self._run),
+            ("/charts", self._charts),
+            ("/steps/{step:\\d+}", self._step),
+            ("/tasks", self._tasks),
+            ("/groups/{group}", self._group),
+            ("/records", self._records),
+            ("/records/{record}", self._record),
+            ("/records/{record}/json", self._whole),
+            ("/records/{record}/tokens", self._tokens),
+            ("/compare", self._compare),
+            ("/failures", self._failures),
+        ):
+            app.router.add_get(run + path, self._of_run(page))
+        app.router.add_post(run + "/records/{record}/note", self._of_run(self._note))
+        return app
+
+    @web.middleware
+    async def _admit(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        response: web.StreamResponse
+        shown = request.query.get("token", "")
+        if shown and hmac.compare_digest(shown.encode(), self._secret.encode()):
+            clean = request.rel_url.without_query_params("token")
+            response = web.HTTPSeeOther(clean)
+            self._remember(response)
+            raise response
+        kept = request.cookies.get(_COOKIE, "")
+        known = hmac.compare_digest(kept.encode(), self._cookie.encode())
+        open_to_all = request.path == "/login" or request.path.startswith("/static/")
+        if not known and not open_to_all:
+            return self._html("login.html", 401, wrong=bool(shown))
+        response = await handler(request)
+        response.headers.update(_SAFE)
+        return response
+
+    async def _login(self, request: web.Request) -> web.Response:
+        given = str((await request.post()).get("secret", ""))
+        if not hmac.compare_digest(given.encode(), self._secret.encode()):
+            return self._html("login.html", 401, wrong=True)
+        response = web.Response(status=303, headers={"Location": "/"})
+        self._remember(response)
+        return response
+
+    def _remember(self, response: web.StreamResponse) -> None:
+        response.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="Strict")
+
+    def _of_run(self, page: _Page) -> Callable[[web.Request], Awaitable[web.Response]]:
+        """The handler of a page about a run, which says in one sentence what it lacks."""
+
+        async def answer(request: web.Request) -> web.Response:
+            try:
+                async with self._places.run(request.match_info["run"]) as place:
+                    return await page(request, place)
+            except ConfigError as error:
+                return self._html("missing.html", 404, reason=str(error))
+            except (DatabaseUnreachable, PyMongoError) as error:
+                log.warning("%s: %s", request.path, error)
+                return self._html("missing.html", 503, reason=str(error))
+
+        return answer
+
+    # -- pages
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        try:
+            runs = await self._places.runs()
+        except DatabaseUnreachable as error:
+            return self._html("missing.html", 503, reason=str(error))
+        return self._html("runs.html", runs=runs)
+
+    async def _run(self, request: web.Request, place: Place) -> web.Response:
+        page = await read_run_page(place)
+        others = request.query.getall("with", [])
+        return self._html("run.html", place=place, page=page, others=others)
+
+    async def _charts(self, request: web.Request, place: Place) -> web.Response:
+        """The curves of a run, which the page of another lays over its own."""
+        page = await read_run_page(place)
+        charts = await read_charts(place, page.snapshot)
+        return _json([asdict(chart) for chart in charts])
+
+    async def _step(self, request: web.Request, place: Place) -> web.Response:
+        page = await read_step_page(place, int(request.match_info["step"]))
+        return self._html("step.html", place=place, page=page)
+
+    async def _tasks(self, request: web.Request, place: Place) -> web.Response:
+        lines = await read_tasks(place, request.query)
+        return self._html("tasks.html", place=place, lines=lines, asked=request.query)
+
+    async def _group(self, request: web.Request, place: Place) -> web.Response:
+        page = await read_group_page(place, request.match_info["group"])
+        if page is None:
+            return self._none(place, "group", request.match_info["group"])
+        return self._html("group.html", place=place, page=page)
+
+    async def _records(self, request: web.Request, place: Place) -> web.Response:
+        page = await read_records_page(place, request.query)
+        return self._html("records.html", place=place, page=page)
+
+    async def _record(self, request: web.Request, place: Place) -> web.Response:
+        page = await read_trajectory_page(place, request.match_info["record"])
+        if page is None:
+            return self._none(place, "record", request.match_info["record"])
+        return self._html("trajectory.html", place=place, page=page)
+
+    async def _tokens(self, request: web.Request, place: Place) -> web.Response:
+        tokens = await read_tokens(place, request.match_info["record"])
+        return _json(None if tokens is None else [asdict(turn) for turn in tokens])
+
+    async def _whole(self, request: web.Request, place: Place) -> web.Response:
+        """A Record with its turns and tokens, to be copied."""
+        page = await read_trajectory_page(place, request.match_info["record"])
+        if page is None:
+            return self._none(place, "record", request.match_info["record"])
+        turns = [turn.model_dump(mode="python") for turn in page.turns]
+        for turn in turns:
+            turn["prompt_delta_ids"] = unpack_ints(turn["prompt_delta_ids"]).tolist()
+            turn["output_ids"] = unpack_ints(turn["output_ids"]).tolist()
+            turn["output_logprobs"] = unpack_floats(turn["output_logprobs"]).tolist()
+        return _json({**page.record.model_dump(), "turns": turns})
+
+    async def _failures(self, request: web.Request, place: Place) -> web.Response:
+        page = await read_failures_page(place)
+        return self._html("failures.html", place=place, page=page)
+
+    async def _compare(self, request: web.Request, place: Place) -> web.Response:
+        other = request.query.get("run", "").strip() or place.name
+        choices = await sides(place)
+        async with self._places.run(other) as second_place:
+            others = await sides(second_place)
+            # The oldest held-out result against the newest one, unless others are chosen.
+            oldest = max(0, sum(split == Split.EVAL for split, *_ in choices) - 1)
+            first = await _side(place, choices, request.query.get("first"), oldest)
+            second = await _side(second_place, others, request.query.get("second"), 0)
+        outcome = compare(first, second) if first and second else None
+        return self._html(
+            "compare.html", place=place, choices=choices, others=others, other=other,
+            first=first, second=second, outcome=outcome,
+        )  # fmt: skip
+
+    async def _note(self, request: web.Request, place: Place) -> web.Response:
+        form = await request.post()
+        record = request.match_info["record"]
+        labels = [label.strip() for label in str(form.get("labels", "")).split(",")]
+        text = str(form.get("text", "")).strip()
+        try:
+            await write_note(place.database, record, text, [each for each in labels if each])
+        except ValueError as error:
+            return self._html("missing.html", 400, reason=str(error))
+        there = _href("run", place.name, "records", record)
+        return web.Response(status=303, headers={"Location": there})
+
+    def _none(self, place: Place, kind: str, name: str) -> web.Response:
+        reason = f"run {place.name} has no {kind} {name!r}"
+        return self._html("missing.html", 404, reason=reason)
+
+    def _html(self, template: str, status: int = 200, **shown: Any) -> web.Response:
+        text = self._pages.get_template(template).render(**shown)
+        return web.Response(text=text, status=status, content_type="text/html", headers=_SAFE)
+
+
+async def _side(
+    place: Place, choices: Sequence[tuple[str, int, str]], asked: str | None, default: int
+) -> Side | None:
+    """What a form chose to compare; else the choice of this number."""
+    for at, (split, epoch, name) in enumerate(choices):
+        if asked == f"{split}:{epoch}" or (asked is None and at == default):
+            return await read_side(place, split, epoch, name)
+    return None
+
+
+def _href(*parts: str) -> str:
+    """The path of a page, of names that may hold anything."""
+    return "/" + "/".join(quote(str(part), safe="") for part in parts)
+
+
+def _json(value: Any) -> web.Response:
+    return web.Response(body=orjson.dumps(value), content_type="application/json", headers=_SAFE)

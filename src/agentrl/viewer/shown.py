@@ -1,0 +1,58 @@
+"""Numbers, times and texts as people read them: the filters of the templates."""
+
+import json
+from datetime import UTC, datetime
+
+from agentrl.launcher.runs import age
+from agentrl.launcher.view import duration
+
+_NONE = "–"
+
+
+def number(value: float | None, form: str = ".3g") -> str:
+    """A number in a format; a dash for None."""
+    return _NONE if value is None else format(value, form)
+
+
+def ago(value: datetime | float | None) -> str:
+    """How long ago a time was (seconds since 1970, or aware)."""
+    if value is None:
+        return _NONE
+    then = value.timestamp() if isinstance(value, datetime) else value
+    return age(datetime.now(UTC).timestamp() - then) + " ago"
+
+
+def clock(value: datetime | float | None) -> str:
+    """A time as ISO 8601 in UTC, which the page shows as local time."""
+    if value is None:
+        return ""
+    then = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
+    return then.isoformat(timespec="milliseconds")
+
+
+def folded_json(value: object) -> str:
+    """JSON over several lines; a text that is JSON is shown as what it says."""
+    if isinstance(value, str):
+        try:
+            read = json.loads(value)
+        except ValueError:
+            return value
+        value = read
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Seconds as `12 ms` or `3.4 s`."""
+    if seconds is None:
+        return _NONE
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+FILTERS = {
+    "number": number,
+    "ago": ago,
+    "clock": clock,
+    "folded_json": folded_json,
+    "milliseconds": milliseconds,
+    "duration": duration,
+}

@@ -1,0 +1,130 @@
+"""The page of a Record: its conversation, its tokens, and why it was trained or not."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agentrl.databases.documents import (
+    DBRecordData,
+    DispatchedSamplingTask,
+    Note,
+    Record,
+    RecordStatus,
+    RowStatus,
+    Task,
+)
+from agentrl.databases.row_parts import join
+from agentrl.databases.runs import load_run
+from agentrl.launcher.show import read_turns
+from agentrl.viewer.notes import read_note
+from agentrl.viewer.places import Place
+from agentrl.viewer.trajectory_tokens import TurnTokens, turn_tokens
+
+
+@dataclass(frozen=True)
+class TrajectoryPage:
+    """What the page shows. `siblings`: the Records of the group, by rollout, last attempts first.
+
+    `fate`: one sentence on whether it was trained, and why not. `steps`: those that trained it.
+    `made_at`: the optimizer step of the weights that began it. `model`: folder of its tokenizer.
+    """
+
+    record: Record
+    task: Task | None
+    turns: list[DispatchedSamplingTask]
+    row: DBRecordData | None
+    fate: str
+    steps: list[int]
+    made_at: int | None
+    siblings: list[dict[str, Any]]
+    note: Note | None
+    model: str | None
+
+
+async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage | None:
+    """Read it; None if there is no such Record."""
+    database = place.database
+    document = await database.records.find_one({"_id": record_id})
+    if document is None:
+        return None
+    record = Record.from_mongo(document)
+    task = await database.tasks.find_one({"_id": record.task})
+    row = await _read_row(place, record_id)
+    shown = {"rollout": 1, "attempt": 1, "score": 1, "status": 1, "stop_reason": 1}
+    siblings = database.records.find({"task": record.task}, shown)
+    version = record.versions.min if record.versions else None
+    made = await database.policy_versions.find_one({"version": version}) if version else None
+    model = await model_folder(place)
+    return TrajectoryPage(
+        record=record,
+        task=None if task is None else Task.from_mongo(task),
+        turns=await read_turns(database, record),
+        row=row,
+        fate=_fate(record, row),
+        steps=[each.step for each in row.trained] if row else [],
+        made_at=made["step"] if made else (0 if version == 0 else None),
+        siblings=[each async for each in siblings.sort([("rollout", 1), ("attempt", -1)])],
+        note=await read_note(database, record_id),
+        model=None if model is None else str(model),
+    )
+
+
+async def read_tokens(place: Place, record_id: str) -> list[TurnTokens] | None:
+    """The tokens of a Record; None if there is no such Record."""
+    document = await place.database.records.find_one({"_id": record_id})
+    if document is None:
+        return None
+    turns = await read_turns(place.database, Record.from_mongo(document))
+    row = await _read_row(place, record_id)
+    return turn_tokens(turns, row, await model_folder(place))
+
+
+async def model_folder(place: Place) -> Path | None:
+    """The folder with the run's tokenizer, where it is on this machine."""
+    run = await load_run(place.database)
+    first = await place.database.policy_versions.find_one({}, sort=[("version", 1)])
+    folders: list[str | None] = [first["path"] if first else None]
+    if run is not None:
+        folders += [data.model for data in reversed(run.data)]
+        folders.append((run.flags or {}).get("model_name_or_path"))
+    for folder in folders:
+        if folder and (Path(folder) / "tokenizer.json").is_file():
+            return Path(folder)
+    return None
+
+
+async def _read_row(place: Place, record_id: str) -> DBRecordData | None:
+    document = await place.database.rows.find_one({"_id": record_id})
+    if document is None:
+        return None
+    return DBRecordData.from_mongo(await join(place.database, document))
+
+
+def _fate(record: Record, row: DBRecordData | None) -> str:
+    """Whether it is trained, and why not."""
+    if row is None:
+        match record.status:
+            case RecordStatus.SAMPLING:
+                return "It is being sampled."
+            case RecordStatus.SAMPLED:
+                return "Its conversation is over; it waits for its score."
+            case RecordStatus.SCORED:
+                return "It has its score; the group waits for its other rollouts."
+            case RecordStatus.FAILED:
+                return "Not trained: the attempt failed. Its rollout is tried again, or given up."
+            case RecordStatus.QUARANTINED:
+                return f"Not trained: it is in quarantine ({record.error})."
+        return f"Not trained: {record.left_out or 'it is of an evaluation'}."
+    match row.status:
+        case RowStatus.TRAINED:
+            steps = ", ".join(str(each.step) for each in row.trained)
+            return f"Trained in step {steps}: {row.n_train_tokens} tokens."
+        case RowStatus.EVICTED:
+            return "Not trained: older than --max_staleness when its turn came."
+        case RowStatus.QUARANTINED:
+            return f"Not trained: the row is in quarantine ({row.error})."
+        case RowStatus.WITHDRAWN:
+            return "Not trained: left out after its group was scored again."
+        case RowStatus.LEASED:
+            return f"A trainer holds it for step {row.step}."
+    return "Ready: it waits for a trainer."

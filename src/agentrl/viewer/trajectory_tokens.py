@@ -1,0 +1,114 @@
+"""The tokens of a Record, in the order in which they came, with all that is known of each.
+
+Turns hold what was asked and answered; the row, if the Record became one, what is trained: mask and
+advantage. The two are brought together by building the row's tree again from the turns.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from agentrl.databases.arrays import unpack_floats, unpack_ints
+from agentrl.databases.documents import DBRecordData, DispatchedSamplingTask
+from agentrl.policy_version import VersionSpan
+from agentrl.rollout.groups.row_building import replay
+
+
+@dataclass(frozen=True)
+class TurnTokens:
+    """The tokens that a turn added: those of its prompt, and those that the model made.
+
+    `shared`: tokens before them, which the turn shares with its parent. `texts`: of both, in order.
+    `values`: columns of the model's own tokens, by name: `logprob`, `version`, and of a row `mask`
+    and `advantage`.
+    """
+
+    turn: int
+    segment: int
+    parent: str | None
+    shared: int
+    prompt_ids: list[int]
+    output_ids: list[int]
+    prompt_texts: list[str]
+    output_texts: list[str]
+    values: dict[str, list[float]]
+
+
+def turn_tokens(
+    turns: Sequence[DispatchedSamplingTask], row: DBRecordData | None, model: Path | None
+) -> list[TurnTokens]:
+    """The tokens of each turn. Without the model's tokenizer, ids stand for their texts."""
+    own = _values_of_row(turns, row) if row is not None else None
+    found = []
+    for turn in turns:
+        prompt, output = unpack_ints(turn.prompt_delta_ids), unpack_ints(turn.output_ids)
+        values: dict[str, list[float]] = {
+            "logprob": [round(float(v), 6) for v in unpack_floats(turn.output_logprobs)],
+            "version": _versions(turn.versions, len(output)),
+        }
+        if own is not None:
+            values |= own[turn.turn]
+        texts = _texts([*map(int, prompt), *map(int, output)], model)
+        found.append(
+            TurnTokens(
+                turn=turn.turn,
+                segment=turn.segment,
+                parent=turn.parent,
+                shared=turn.shared_len,
+                prompt_ids=prompt.tolist(),
+                output_ids=output.tolist(),
+                prompt_texts=texts[: len(prompt)],
+                output_texts=texts[len(prompt) :],
+                values=values,
+            )
+        )
+    return found
+
+
+def _versions(spans: Sequence[VersionSpan], count: int) -> list[float]:
+    versions: list[float] = []
+    for span in spans:
+        versions += [float(span.version)] * (span.end - span.start)
+    return (versions + [-1.0] * count)[:count]
+
+
+def _values_of_row(
+    turns: Sequence[DispatchedSamplingTask], row: DBRecordData
+) -> dict[int, dict[str, list[float]]] | None:
+    """Mask and advantage of each turn's own tokens; None if the turns do not make up the row."""
+    ends = np.cumsum([0, *(len(unpack_ints(turn.output_ids)) for turn in turns)])
+    # The number of each token, counted from 1, in a column that a row does not use.
+    numbered = [{"staleness": np.arange(start, end) + 1} for start, end in pairwise(ends)]
+    tree = replay(turns, numbered).tree()
+    if not np.array_equal(tree["ids"], row.tree["ids"]):
+        return None  # of a Record that was too long, the row has a part
+    place = np.zeros(ends[-1], dtype=np.int64)
+    own = np.flatnonzero(tree["staleness"])
+    place[tree["staleness"][own] - 1] = own
+    columns = {"mask": row.tree["mask"], "advantage": row.tree["advantages"]}
+    return {
+        turn.turn: {
+            name: [round(float(v), 6) for v in values[place[start:end]]]
+            for name, values in columns.items()
+        }
+        for turn, (start, end) in zip(turns, pairwise(ends), strict=True)
+    }
+
+
+def _texts(ids: Sequence[int], model: Path | None) -> list[str]:
+    tokenizer = _tokenizer(str(model)) if model is not None else None
+    if tokenizer is None:
+        return [f"[{token}]" for token in ids]
+    return [tokenizer.decode([token], skip_special_tokens=False) or f"[{token}]" for token in ids]
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(folder: str) -> Any:
+    file = Path(folder) / "tokenizer.json"
+    return Tokenizer.from_file(str(file)) if file.is_file() else None

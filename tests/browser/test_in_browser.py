@@ -1,0 +1,152 @@
+"""The pages of a finished run and of a live one in a real browser, against the run's database."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from demo_launch import launch_demo
+from ports import free_port
+from pymongo import MongoClient
+
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.launcher.deployment import REPOSITORY
+
+Found = dict[str, dict[str, Any]]
+VISIT = Path(__file__).with_name("visit.py")
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src")}
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run of the demo."""
+    folder = tmp_path_factory.mktemp("run")
+    done = launch_demo(folder, "--max_steps", str(STEPS), "--eval_rollouts", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@contextmanager
+def viewer(folder: Path, run: str) -> Iterator[str]:
+    """The address that `agentrl view` prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "agentrl.cli", "view", run, "--port", str(free_port())],
+        cwd=folder, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.startswith("open http://"), line + process.stdout.read()
+        yield line.split()[1]
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0
+
+
+def visited(address: str, visits: Sequence[dict[str, Any]], shots: Path) -> Found:
+    """What a browser found, by the names of the visits."""
+    done = subprocess.run(
+        [os.environ["BROWSER_PYTHON"], str(VISIT), address, str(shots)],
+        input=json.dumps(list(visits)), capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = {each["name"]: each for each in json.loads(done.stdout)}
+    for each in found.values():
+        assert not each["errors"], each
+        assert not each["faults"], each
+        assert not each["wide"], f"{each['name']} is wider than the screen"
+    return found
+
+
+def whole_number(text: str) -> int:
+    return int(re.sub(r"\D", "", text))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_every_page_of_a_finished_run_says_what_its_database_says(
+    folder: Path, tmp_path: Path
+) -> None:
+    with (
+        EmbeddedMongod(folder / "output/demo/mongo", tmp_path / "mongod.log") as mongod,
+        MongoClient(mongod.url) as client,
+    ):
+        database = client["demo"]
+        record = database["records"].find_one({"n_turns": {"$gte": 2}, "status": "ready"})
+        row = database["record_data"].find_one({"_id": record["_id"]})
+        turns = database["dispatched_sampling_tasks"].count_documents({"record_id": record["_id"]})
+        trained = database["record_data"].count_documents({"trained.step": STEPS})
+        siblings = database["records"].count_documents({"task": record["task"]})
+        ready = database["records"].count_documents({"score": {"$lt": 0.5}, "split": "train"})
+    at = f"/run/demo/records/{record['_id']}"
+    visits = [
+        {"path": "/", "name": "runs"},
+        {"path": "/run/demo", "name": "run", "do": [["count", ".chart canvas"]]},
+        {"path": "/run/demo", "name": "phone", "width": 390, "scheme": "dark"},
+        {"path": f"/run/demo/steps/{STEPS}", "name": "step", "do": [["count", "tbody tr"]]},
+        {"path": "/run/demo/tasks?order=hardest", "name": "tasks"},
+        {"path": "/run/demo/records?where=score<0.5", "name": "records",
+         "do": [["count", "tbody tr"]]},
+        {"path": f"/run/demo/groups/{record['task']}", "name": "group",
+         "do": [["count", "article"]]},
+        {"path": at, "name": "trajectory", "do": [["count", ".turn"], ["press", "j"],
+         ["count", ".turn.chosen"]]},
+        {"path": at, "name": "tokens", "do": [["click", "#tab-tokens"], ["wait_for", ".t", 5000],
+         ["count", ".t"], ["hover", ".t >> nth=1"], ["text", "#hover"],
+         ["choose", "#colour", "advantage"], ["wait", 200]]},
+        {"path": at, "name": "beside", "do": [["press", "l"], ["wait", 800]]},
+        {"path": "/run/demo/compare", "name": "compare"},
+        {"path": "/run/demo/failures", "name": "failures"},
+        {"path": at, "name": "noted", "do": [["click", ".note button"], ["wait", 300]]},
+    ]  # fmt: skip
+    with viewer(folder, "demo") as address:
+        found = visited(address, visits, tmp_path)
+    assert found["run"]["kept"][0] >= 8
+    assert found["step"]["kept"] == [trained] and trained > 0
+    assert found["records"]["kept"] == [min(ready, 100)] and ready > 0
+    assert found["group"]["kept"] == [siblings]
+    assert found["trajectory"]["kept"] == [turns, 1]
+    n_spans, hover = found["tokens"]["kept"]
+    assert n_spans == record["tokens"]["generated"]
+    assert "logprob" in hover and "advantage" in hover and row["status"] != "ready"
+    assert found["beside"]["path"] != found["trajectory"]["path"]
+    assert "records/" in found["beside"]["path"]
+    assert f"score\n{record['score']:.3f}" in found["trajectory"]["text"]
+    assert "tasks in common" in found["compare"]["text"]
+    assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_live_run_moves_on_its_page_by_itself(tmp_path: Path) -> None:
+    (tmp_path / "assets").symlink_to(REPOSITORY / "assets")
+    training = subprocess.Popen(
+        [sys.executable, "-m", "agentrl.cli", "launch", "grpo", "demo", "--eval_steps", "0",
+         "--max_steps", "400"],
+        cwd=tmp_path, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        assert training.stdout is not None
+        for line in training.stdout:
+            if "step=1/" in line or "step=2/" in line:
+                break
+        visits = [{
+            "path": "/run/demo", "name": "live",
+            "do": [["text", ".figures div:first-child dd"], ["wait", 30000],
+                   ["text", ".figures div:first-child dd"]],
+        }]  # fmt: skip
+        with viewer(tmp_path, "demo") as address:
+            found = visited(address, visits, tmp_path)
+    finally:
+        training.terminate()
+        training.communicate(timeout=120)
+    before, after = (whole_number(text.partition("/")[0]) for text in found["live"]["kept"])
+    assert after > before
+    assert "training" in found["live"]["text"]

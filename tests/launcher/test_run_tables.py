@@ -1,0 +1,58 @@
+"""`agentrl.open_run`: a run's documents as tables."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from demo_launch import launch_demo
+from two_segments import FIRST, OF_RECORD, SECOND
+
+import agentrl
+from agentrl.cli import main
+from agentrl.configs import ConfigError
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.mongod import EmbeddedMongod
+
+
+async def test_documents_are_columns_with_dots_and_tokens_are_numbers(
+    database: RunDatabase, mongod: EmbeddedMongod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DB_URL", mongod.url)
+    rows = [{**FIRST, **OF_RECORD}, {**SECOND, **OF_RECORD}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["import", str(file), "--run_name", database.name]
+    assert await asyncio.to_thread(main, command) == 0
+    host = mongod.url.partition("/?")[0]
+    with agentrl.open_run(f"{host}/{database.name}?directConnection=true") as run:
+        records = run.records().to_pandas()
+        assert records["scores.exact_match"].tolist() == [1.0]
+        assert records["tokens.generated"].tolist() == [5]
+        assert run.records("score<0.5").num_rows == 0
+        turns = run.turns(records["id"])
+        assert turns["output_ids"].to_pylist() == [[10, 11], [12, 13], [14]]
+        assert turns["output_logprobs"].to_pylist()[1] == [-1.0, -0.125]
+        assert json.loads(turns["tool_calls"][0].as_py())[0]["arguments"] == {"bin": "K7"}
+        [row] = run.rows().to_pylist()
+        assert row["advantages"] == [0, 0, 0, 0.5, 0.5, 0, 0, -0.25, -0.25, 0, 0.5]
+        assert row["loss_mask"] == [0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
+        assert json.loads(run.tasks()["slots"][0].as_py())[0]["status"] == "completed"
+        assert run.turns(["another"]).num_rows == 0 and run.metrics().num_rows == 0
+    monkeypatch.delenv("DB_URL")
+    with pytest.raises(ConfigError, match="there is no run in"):
+        agentrl.open_run(tmp_path)
+    with pytest.raises(ConfigError, match="must end with the run's name"):
+        agentrl.open_run(host)
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_opened_by_its_folder(tmp_path: Path) -> None:
+    done = launch_demo(tmp_path, "--max_steps", "2")
+    assert done.returncode == 0, done.stdout
+    with agentrl.open_run(tmp_path / "output" / "demo") as run:
+        metrics = run.metrics().to_pandas()
+        assert metrics["step"].tolist() == [1, 2]
+        trained = run.rows().to_pandas()
+        assert (trained["status"] == "trained").sum() == metrics["n_rows"].sum()
+        assert run.records("advantage>0").num_rows > 0

@@ -1,0 +1,170 @@
+"""The pages of `agentrl view`: what they say of a run's database, and who may read them."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import httpx2
+import pytest
+from two_segments import FIRST, OF_RECORD, SECOND
+
+from agentrl.cli import main
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import TrainerStart
+from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.step_metrics import keep_metrics, stored_metrics
+from agentrl.viewer.places import Places
+from agentrl.viewer.server import Viewer
+
+SECRET = "a secret of the test"
+
+
+@pytest.fixture
+async def run(
+    database: RunDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mongod: EmbeddedMongod
+) -> str:
+    """The name of a run with one Record of two segments."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DB_URL", mongod.url)
+    rows = [{**FIRST, **OF_RECORD}, {**SECOND, **OF_RECORD}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["import", "rows.jsonl", "--run_name", database.name]
+    assert await asyncio.to_thread(main, command) == 0
+    return database.name
+
+
+@pytest.fixture
+async def page(run: str, mongod: EmbeddedMongod) -> AsyncIterator[httpx2.AsyncClient]:
+    """A browser that has opened the address with the secret."""
+    async with (
+        Places(Path("output"), mongod.url) as places,
+        Viewer(places, SECRET).running("127.0.0.1", 0) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", follow_redirects=True) as client,
+    ):
+        assert (await client.get("/", params={"token": SECRET})).status_code == 200
+        yield client
+
+
+async def shown(page: httpx2.AsyncClient, path: str, **asked: str) -> str:
+    answer = await page.get(path, params=asked)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+async def test_without_the_secret_nothing_is_shown_and_nothing_is_written(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    record = f"/run/{run}/records/{OF_RECORD['record']}"
+    async with httpx2.AsyncClient(base_url=page.base_url) as stranger:
+        for path in ("/", f"/run/{run}", record, f"{record}/tokens", f"{record}/json"):
+            for asked in ({}, {"token": "guessed"}):
+                answer = await stranger.get(path, params=asked)
+                assert answer.status_code == 401 and "forty-six" not in answer.text
+                assert run not in answer.text
+        answer = await stranger.post(f"{record}/note", data={"text": "mine"})
+        assert answer.status_code == 401
+        assert (await stranger.post("/login", data={"secret": "guessed"})).status_code == 401
+        assert (await stranger.post("/login", data={"secret": SECRET})).status_code == 303
+        assert (await stranger.get("/")).status_code == 200
+    assert await database.notes.count_documents({}) == 0
+
+
+async def test_a_trajectory_shows_what_was_said_called_and_trained_and_runs_none_of_it(
+    page: httpx2.AsyncClient, run: str
+) -> None:
+    text = await shown(page, f"/run/{run}/records/{OF_RECORD['record']}")
+    for part in ("let me look", "forty-six", "stock", "K7", "right answer <b>46</b>"):
+        assert part in text
+    assert "46 &lt;i&gt;parts&lt;/i&gt;" in text and "<i>parts" not in text
+    assert "Ready: it waits for a trainer." in text
+    assert "it shares 3 tokens" in text and "the conversation was rewritten: agent" in text
+
+
+async def test_each_sampled_token_has_its_own_values_also_in_branches(
+    page: httpx2.AsyncClient, run: str
+) -> None:
+    answer = await page.get(f"/run/{run}/records/{OF_RECORD['record']}/tokens")
+    turns = answer.json()
+    assert [turn["output_ids"] for turn in turns] == [[10, 11], [12, 13], [14]]
+    assert [turn["prompt_ids"] for turn in turns] == [[1, 2, 3], [20, 21], [30]]
+    assert [turn["values"]["logprob"] for turn in turns] == [[-0.5, -0.25], [-1, -0.125], [-2]]
+    assert [turn["values"]["version"] for turn in turns] == [[4, 4], [4, 5], [5]]
+    assert [turn["values"]["advantage"] for turn in turns] == [[0.5, 0.5], [-0.25, -0.25], [0.5]]
+    assert [turn["values"]["mask"] for turn in turns] == [[1, 1], [1, 1], [1]]
+    assert [turn["shared"] for turn in turns] == [0, 0, 3]
+
+
+async def test_records_are_found_by_conditions_by_text_and_by_label(
+    page: httpx2.AsyncClient, run: str
+) -> None:
+    record, records = OF_RECORD["record"], f"/run/{run}/records"
+    assert record in await shown(page, records)
+    assert record in await shown(page, records, where="score>=1; turns=3")
+    assert record not in await shown(page, records, where="score<1")
+    assert record in await shown(page, records, text="FORTY-SIX")
+    assert record in await shown(page, records, text="46 <i>parts")
+    assert record not in await shown(page, records, text="forty.six")
+    wrong = await page.get(records, params={"where": "scoer<1"})
+    assert wrong.status_code == 404 and "do you mean score?" in wrong.text
+    note = {"text": "lucky <script>", "labels": "odd, wrong tool,"}
+    kept = await page.post(f"{records}/{record}/note", data=note)
+    assert "lucky &lt;script&gt;" in kept.text and "odd, wrong tool" in kept.text
+    assert record in await shown(page, records, label="wrong tool")
+    assert "no such record" in await shown(page, records, label="other")
+    await page.post(f"{records}/{record}/note", data={"text": "", "labels": ""})
+    assert "no such record" in await shown(page, records, label="wrong tool")
+    long = await page.post(f"{records}/{record}/note", data={"text": "x" * 30_000})
+    assert long.status_code == 400 and "20000 characters" in long.text
+
+
+async def test_tasks_groups_steps_failures_and_the_list_of_runs_are_there(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    assert run in await shown(page, "/")
+    assert "train-0-x" in await shown(page, f"/run/{run}/tasks", text="how many")
+    assert "no such task was begun" in await shown(page, f"/run/{run}/tasks", text="nothing")
+    assert "how many &lt;b&gt;parts" in await shown(page, f"/run/{run}/groups/train-0-x")
+    assert "No attempt failed." in await shown(page, f"/run/{run}/failures")
+    await database.rows.update_one(
+        {"_id": OF_RECORD["record"]},
+        {"$set": {"status": "trained", "trained": [{"step": 7, "trainer": "t", "fence": 1}]}},
+    )
+    step = await shown(page, f"/run/{run}/steps/7")
+    assert "1 rows of 1 groups" in step and OF_RECORD["record"] in step
+    assert "Trained in step 7: 5 tokens." in await shown(
+        page, f"/run/{run}/records/{OF_RECORD['record']}"
+    )
+    for path in ("groups/none", "records/none"):
+        answer = await page.get(f"/run/{run}/{path}")
+        assert answer.status_code == 404 and "has no" in answer.text
+    assert (await page.get("/run/nothing")).status_code == 404
+
+
+async def test_figures_of_steps_are_drawn_without_the_runs_folder_and_of_its_lineage_only(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    figures = {
+        "step_seconds": 1.0, "wait_seconds": 0.5, "train_seconds": 0.3, "publish_seconds": 0.1,
+        "save_seconds": 0.1, "reward_mean": 0.25, "n_train_tokens": 10,
+    }  # fmt: skip
+    for fence, step in ((1, 1), (1, 2), (1, 3), (2, 2)):
+        values = {**figures, "step": step, "loss": fence + step / 10}
+        await keep_metrics(database, fence, step, values)
+    later = [TrainerStart(fence=fence, step=step).model_dump() for fence, step in ((1, 0), (2, 1))]
+    await database.runs.update_one({"_id": run}, {"$set": {"starts": later}}, True)
+    assert [line["loss"] for line in await stored_metrics(database)] == [1.1, 2.2]
+    text = await shown(page, f"/run/{run}")
+    assert "phases of a step" in text and "[1.1, 2.2]" in text
+
+
+async def test_a_page_of_a_live_run_asks_to_be_read_again(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    assert "data-live" not in await shown(page, f"/run/{run}/records/{OF_RECORD['record']}")
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    await database.runs.update_one(
+        {"_id": run}, {"$set": {"status": "training", "lease_expires": soon}}, upsert=True
+    )
+    assert "data-live" in await shown(page, f"/run/{run}")
