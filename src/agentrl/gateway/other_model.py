@@ -77,7 +77,7 @@ def _digest(request: ChatRequest) -> str:
     """Equal for requests that the other model would answer alike."""
     asked = [
         request.agent, request.model, list(request.messages), list(request.tools),
-        request.max_new_tokens, request.stop,
+        request.max_new_tokens, request.stop, request.json_schema,
     ]  # fmt: skip
     return blake2b(orjson.dumps(asked, option=orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 

@@ -1,8 +1,9 @@
 """A session: what the program of one attempt asks the model, and the reward that it reports.
 
-Every answer is a turn of the attempt's Record, which is stored before the answer leaves. A request
-that a client repeats, because the answer was lost on the way, gets the same answer again. What a
-session knows follows from its stored turns: after a crash it goes on from them.
+Every answer is a turn of the attempt's Record, which is stored before the answer ends: only the
+words of a stream leave before. A request that a client repeats, because the answer was lost on the
+way, gets the same answer again. What a session knows follows from its stored turns: after a crash
+it goes on from them.
 """
 
 import asyncio
