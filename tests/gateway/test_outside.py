@@ -131,8 +131,9 @@ async def test_a_killed_gateway_comes_back_with_its_sessions(run: OutsideRun) ->
     assert [turn["output_text"] for turn in turns] == ["answer 0", "answer 1", "answer 2"]
 
 
+@pytest.mark.slow
 async def test_a_silent_client_loses_its_session_and_the_slot_goes_back(run: OutsideRun) -> None:
-    run.flags += ("--session_idle", "1")
+    run.flags += ("--session_idle", "4")
     await run.start()
     _, claimed = await run.claim(task_id="bin 1")
     await ask(run, claimed, [{"role": "user", "content": "?"}])
@@ -161,6 +162,7 @@ async def test_a_silent_client_loses_its_session_and_the_slot_goes_back(run: Out
     await until(scored, 60)
 
 
+@pytest.mark.slow
 async def test_harnesses_for_areal_and_uni_agent_work_as_they_are(run: OutsideRun) -> None:
     run.environment, run.flags = {"GATEWAY": "admin-key"}, (
         *run.flags, "--gateway_key_env", "GATEWAY",
@@ -224,6 +226,7 @@ print("the run is finished")
 """
 
 
+@pytest.mark.slow
 async def test_a_loop_on_another_machine_works_until_the_run_is_finished(
     run: OutsideRun, tmp_path: Path
 ) -> None:
