@@ -155,10 +155,10 @@ async def ways(
         await services.acknowledge(database, service, 0)
         lines = [TaskLine(id=f"{n}", query="q", scorer="exact_match") for n in range(4000)]
         ledger = TaskLedger(database, "feeder", lease_seconds=60, max_failures=1)
-        await ledger.add(make_tasks(lines, Split.TRAIN, 0, 1, range(len(lines))))
+        await ledger.add(make_tasks(lines, Split.TRAIN, 0, 2, range(len(lines))))
         started.append(_start([
             sys.executable, "-m", "agentrl.cli", "gateway", "--run_name", RUN, "--agent_name",
-            "outside", "--model_name_or_path", DEMO_MODEL, "--num_generations", 1,
+            "outside", "--model_name_or_path", DEMO_MODEL, "--num_generations", 2,
             "--gateway_port", held[1].number, "--db_connection_string", mongod.url,
             "--max_concurrent_samples_per_process", 2 * sessions, "--max_turns", 10_000,
             "--drop_zero_advantage", "false", "--max_failures_without_success", 0,
