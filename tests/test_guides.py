@@ -83,12 +83,15 @@ def test_the_guides_to_agents_and_scorers_lead_to_a_run_with_both(tmp_path: Path
     assert "2 groups" in printed
 
 
-@pytest.mark.slow  # two whole runs
+@pytest.mark.slow  # three whole runs
 @pytest.mark.timeout(320)
-def test_the_guide_to_programs_leads_to_runs_of_a_command_and_of_a_function(tmp_path: Path) -> None:
+def test_the_guide_to_programs_leads_to_runs_of_a_command_a_function_and_from_outside(
+    tmp_path: Path,
+) -> None:
     printed = run_guide(ROOT / "docs" / "guides" / "programs.md", tmp_path)
     assert "clerk: 1 steps" in printed and "function: 1 steps" in printed
-    assert printed.count("agent program") == 2  # `agentrl show`
+    assert "laptop: 1 steps" in printed and "the run is finished" in printed
+    assert printed.count("agent program") == 2 and "agent outside" in printed  # `agentrl show`
     assert "Are you sure? Answer again." in printed
 
 

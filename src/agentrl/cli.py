@@ -71,6 +71,11 @@ VERBS = {
         "agentrl.launcher.sampler_processes",
         parser="sample_parser",
     ),
+    "gateway": Verb(
+        "hand tasks to programs on other machines",
+        "agentrl.gateway.gateway_process",
+        parser="gateway_parser",
+    ),
     "serve": Verb(
         "answer token prompts over HTTP", "agentrl.launcher.serve", parser="serve_parser"
     ),

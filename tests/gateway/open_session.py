@@ -25,6 +25,7 @@ async def opened(stage: Stage, **task: Any) -> AsyncIterator[Open]:
     """A session that ends with the context."""
     async with stage.sampler("program", **task) as sampler:
         assert isinstance(sampler, ProgramSampler)
-        session = Session(sampler, sampler.resources.agents)
-        async with sampler.resources.gateway.session(session) as url:
+        gateway = sampler.resources.gateway
+        session = Session(sampler, sampler.resources.agents, gateway.keys.key_of(sampler.record.id))
+        async with gateway.session(session) as url:
             yield Open(url, session, sampler)

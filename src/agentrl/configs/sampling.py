@@ -274,7 +274,7 @@ class AgentConfig:
 
     agent_name: str = flag(
         "mcp",
-        "name of the agent of tasks that name none: mcp, single_turn, math, program or a "
+        "name of the agent of tasks that name none: mcp, single_turn, math, program, outside or a "
         "registered one",
         kind="NAME",
         belongs=FlagClass.DATA,
@@ -322,6 +322,31 @@ class AgentConfig:
         unset="OPENAI_API_KEY, if it is set",
         kind="NAME",
         check=check_variable_name,
+        belongs=FlagClass.OWN,
+    )
+    gateway_host: str = flag(
+        "127.0.0.1",
+        "address that the gateway listens on, where programs ask for tasks with the agent outside",
+        kind="NAME",
+        belongs=FlagClass.OWN,
+    )
+    gateway_port: int = flag(
+        8800, "port that the gateway listens on; 0 takes a free one", least=0, belongs=FlagClass.OWN
+    )
+    gateway_key_env: str | None = flag(
+        None,
+        "name of the environment variable that holds the key that programs must show the gateway "
+        "to get tasks; needed where other machines reach --gateway_host",
+        unset="no key",
+        kind="NAME",
+        check=check_variable_name,
+        belongs=FlagClass.OWN,
+    )
+    session_idle: float = flag(
+        600.0,
+        "seconds without a request after which a program with the agent outside has lost its "
+        "session",
+        above=0,
         belongs=FlagClass.OWN,
     )
     mcp_manager_url: str | None = flag(

@@ -66,6 +66,16 @@ def sample_parser() -> Parser:
     return parser
 
 
+def gateway_parser() -> Parser:
+    """The parser of `agentrl gateway`."""
+    return _whole(
+        "agentrl gateway",
+        "Hand the tasks of a run with --agent_name outside to programs that ask for them, and "
+        "answer what they ask the model, until the run is finished. It joins the run of that name "
+        "in --db_connection_string.",
+    )
+
+
 def _whole(prog: str, description: str, shown: Mapping[str, str] = _NEEDED) -> Parser:
     """The parser of a verb that takes only the run's flags."""
     parser = Parser(prog, description, usage=f"{prog} [--flag value ...]", epilog=RUN_FLAGS_EPILOG)

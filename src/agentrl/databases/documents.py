@@ -361,12 +361,30 @@ class ToolResult(Document):
     created_at: datetime
 
 
+class ProgramRequest(SubDocument):
+    """The request of a program that a turn answers.
+
+    `number`: of the request in its session, counted from 0; its answers have `choice` 0 to n - 1.
+    `digest`: equal for equal requests. `stopped_by`: the text of the request that ended the answer.
+    `delivered`: whether the answer has left for the program.
+    """
+
+    number: int
+    choice: int
+    digest: str
+    stopped_by: str | None = None
+    delivered: bool = False
+
+
 class DispatchedSamplingTask(Document):
     """One turn: a request to an inference service and its answer.
 
     The prompt is the prompt and output of the previous turn in the segment, plus
     `prompt_delta_ids`. In the first turn of a segment it is the first `shared_len` tokens of turn
     `parent` (prompt and output), plus `prompt_delta_ids`.
+
+    Where a program or a user's agent asks, the messages of the prompt are the first `n_continued`
+    of turn `continues` (those of its prompt, and then its reply), plus `messages`.
 
     A turn of another model has texts and no tokens. It is of no segment.
     """
@@ -381,7 +399,10 @@ class DispatchedSamplingTask(Document):
     shared_len: int = 0  # number of shared tokens of the parent's prompt + output
     rewrite: Rewrite | None = None  # of the conversation before this turn
     service: str
-    messages: list[dict[str, Any]]  # messages added since the last turn, for display
+    messages: list[dict[str, Any]]  # messages added since the last turn
+    continues: int | None = None
+    n_continued: int = 0
+    request: ProgramRequest | None = None
     drift: str | None = None  # why the prompt does not extend the sampled tokens, if it does not
     prompt_delta_ids: bytes  # int32
     prompt_len: int

@@ -11,6 +11,7 @@ works on many: a write then waits a moment for others (`batches.py`). Slots and 
 """
 
 import asyncio
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -57,6 +58,7 @@ _FIXED = frozenset(
         "sampled_at",
     }
 )
+_NOTED = {"scores", "explanations", "meta_infos", "tools_offered", "tool_list"}
 # The states from which `finish` may change a Record.
 _BEFORE_END = {
     RecordStatus.FAILED: [RecordStatus.SAMPLING],
@@ -133,6 +135,27 @@ class RecordLedger:
         document = await made_storable(result.to_mongo(), LARGEST_BYTES)
         await self._write_held([result.record_id], self._tool_results, [InsertOne(document)])
 
+    async def delivered(self, record: str, turns: Sequence[int]) -> None:
+        """Note in turns of a program that their answers have left for it."""
+        noted = {"$set": {"request.delivered": True}}
+        writes = [UpdateMany({"_id": turn_id(record, turn)}, noted) for turn in turns]
+        await self._write_held([record], self._turns, writes)
+
+    async def note(self, record: Record) -> None:
+        """Store what a Record that is being sampled knows beside its turns, for who takes it up.
+
+        Raises `TransitionRefused` if it has ended.
+        """
+        fields = await made_storable(record.model_dump(include=_NOTED))
+        still_open = {"_id": record.id, "status": RecordStatus.SAMPLING}
+        if await self._write_held(
+            [record.id], self._records, [UpdateMany(still_open, {"$set": fields})]
+        ):
+            return
+        states = await self._states([record.id])
+        if states.get(record.id) != RecordStatus.SAMPLING:
+            raise TransitionRefused(f"record {record.id}", states.get(record.id), "noted")
+
     async def sampled(self, record: Record) -> None:
         """Store a Record whose conversation is over: from now on any sampler can score it.
 
@@ -150,6 +173,30 @@ class RecordLedger:
             return Record.from_mongo(document)
 
         return await retry_through_outages(read, f"Record {record}")
+
+    async def taken_over(self, records: Sequence[str], claimed_at: float) -> dict[str, Record]:
+        """The Records of slots that were taken over, by id, where they exist.
+
+        `claimed_at`: `asked` of `HeldLeases`.
+        """
+        self.leases.begin(records, claimed_at)
+
+        async def read() -> dict[str, Record]:
+            cursor = self._database.records.find({"_id": {"$in": list(records)}})
+            return {document["_id"]: Record.from_mongo(document) async for document in cursor}
+
+        return await retry_through_outages(read, "the Records of an earlier process")
+
+    async def tool_list(self, record: Record) -> list[dict[str, Any]]:
+        """The tools of a Record's first prompt with tools."""
+        if record.tool_list is None:
+            return []
+        wanted = {"_id": record.tool_list}
+        document = await retry_through_outages(
+            lambda: self._database.tool_lists.find_one(wanted), "a list of tools"
+        )
+        schemas: list[dict[str, Any]] = json.loads(document["schemas"]) if document else []
+        return schemas
 
     async def finish(self, record: Record) -> None:
         """Store the end of a Record: scored, failed or quarantined.

@@ -4,8 +4,10 @@ Every transition is one atomic update whose filter names the state it expects. S
 needed, and any process may die between any two transitions. Times are the server's (`$$NOW`); the
 clocks of samplers do not matter.
 
-    claim -> heartbeat* -> complete | fail | release      by the sampler that holds the lease,
+    claim -> heartbeat* -> complete | fail | release | lose
+                                                           by the sampler that holds the lease,
                                                            or as `scorings.py` says
+    take_over                                              by the process in its holder's place
     reap                                                   by anyone, now and then
     claim_finalisation                                     by anyone, when its holder died
     finalised                                              by who made the last slot terminal
@@ -47,7 +49,7 @@ from agentrl.databases.expressions import (
     told,
 )
 from agentrl.databases.free_groups import Query, free_groups, kinds_without
-from agentrl.databases.reaping import Reaped, close_lost_records, reap_expired
+from agentrl.databases.reaping import FREE_LOSSES, Reaped, close_lost_records, reap_expired
 from agentrl.databases.slot_ends import SlotEnd, SlotEnds
 from agentrl.databases.task_choice import NO_TASKS, TaskChoice
 from agentrl.databases.transitions import (
@@ -79,6 +81,8 @@ class Claim:
     scoring_failures: int = 0  # those that count against the limit
     to_score: bool = False
     outages: int = 0  # earlier attempts that an outage ended
+    losses: int = 0  # earlier attempts whose sampler, or client, went silent
+    taken_over: bool = False  # from a process that had begun it
 
     @property
     def record_id(self) -> str:
@@ -163,12 +167,13 @@ class TaskLedger:
         admission_limit: int | None = UNBOUNDED,
         epoch: int | None = None,
         without: TaskChoice = NO_TASKS,
+        line: str | None = None,
     ) -> list[Claim]:
         """Lease up to `count` free slots of the oldest group that has any; [] if none has.
 
         `admission_limit`: the highest group order at which a new group may be begun; None: begin no
         group. Groups already begun are always allowed. `epoch`: only groups of this epoch.
-        `without`: skip these tasks.
+        `without`: skip these tasks. `line`: only groups of the line with this id.
         """
         if without.everything:
             return []
@@ -186,6 +191,8 @@ class TaskLedger:
             groups += free_groups(split, places, kinds, begun=True)
         before = None
         for query, index in groups:
+            if line is not None:
+                query = {"$and": [query, {"task_id": line}]}
             before = before or await self._lease_slots(query, count, index)
         if before is None:
             return []
@@ -193,9 +200,43 @@ class TaskLedger:
         # Only the claimed slots: validating slots is most of the time of reading a Task.
         task = Task.from_mongo({**before, "slots": pending[:count]})
         return [
-            Claim(task, slot.rollout, slot.attempt, slot.failures, outages=slot.outages)
+            Claim(
+                task, slot.rollout, slot.attempt, slot.failures, outages=slot.outages,
+                losses=slot.losses,
+            )
             for slot in task.slots
-        ]
+        ]  # fmt: skip
+
+    async def take_over(self, owners: str) -> list[Claim]:
+        """Take the leases of processes that are gone and in whose place this one is.
+
+        `owners`: a regular expression for their names. Should one of them still run, it loses its
+        leases by this.
+        """
+        held = {"slots": {"$elemMatch": {"owner": {"$regex": owners}, "status": SlotStatus.LEASED}}}
+        is_theirs = all_of(
+            {"$eq": ["$$slot.status", SlotStatus.LEASED]},
+            {"$regexMatch": {"input": {"$ifNull": ["$$slot.owner", ""]}, "regex": literal(owners)}},
+        )
+        ours = {"owner": literal(self.owner), "lease_expires": in_milliseconds(self.lease_ms)}
+        taken = slots_updated(is_theirs, ours)
+        running = {"status": TaskStatus.RUNNING}
+
+        async def take() -> list[Task]:
+            await self._tasks.update_many({**running, **held}, [{"$set": {"slots": taken}}])
+            mine = {**running, "slots.owner": self.owner}
+            return [Task.from_mongo(document) async for document in self._tasks.find(mine)]
+
+        return [
+            Claim(
+                task.model_copy(update={"slots": [slot]}), slot.rollout, slot.attempt,
+                slot.failures, slot.scorings, slot.scoring_failures, outages=slot.outages,
+                losses=slot.losses, taken_over=True,
+            )
+            for task in await retry_through_outages(take, "the leases of an earlier process")
+            for slot in task.slots
+            if slot.owner == self.owner and slot.status == SlotStatus.LEASED
+        ]  # fmt: skip
 
     async def heartbeat(self, records: Collection[str]) -> set[str]:
         """Extend our leases on the slots of `records`; returns the Records that we still hold.
@@ -257,6 +298,19 @@ class TaskLedger:
         """
         again = {"attempt": claim.attempt + 1, "outages": claim.outages + outage}
         await self.leave(claim, SlotStatus.PENDING, again)
+
+    async def lose(self, claim: Claim, error: str) -> Task | None:
+        """Who made the attempt went silent: as if its sampler had (`reaping.py`).
+
+        Returns the Task if this ended the group's last slot. Raises `LeaseLost`.
+        """
+        losses = claim.losses + 1
+        counts = losses > FREE_LOSSES
+        lost = {"error": told(error), "losses": losses, "failures": claim.failures + counts}
+        if counts and claim.failures + 1 >= self._max_failures:
+            return await self.leave(claim, SlotStatus.FAILED, lost)
+        again = {**lost, "attempt": claim.attempt + 1}
+        return await self.leave(claim, SlotStatus.PENDING, again)
 
     async def leave(
         self,

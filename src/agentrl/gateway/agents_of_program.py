@@ -11,7 +11,8 @@ agent-1f0c9a                       a name that follows from its system prompt an
 import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -111,6 +112,18 @@ def check_agents(config: Config) -> None:
                 f"--train_agents {name}: --agent_models gives it to another model, which cannot be "
                 "trained; leave it out of one of the two"
             )
+
+
+@asynccontextmanager
+async def agents_of(config: Config) -> AsyncIterator[ProgramAgents]:
+    """The agents of the flags, with the models of others open. Raises `ConfigError`."""
+    async with AsyncExitStack() as stack:
+        patience_s = config.sampling.startup_timeout
+        others = {
+            name: await stack.enter_async_context(ChatEndpoint(model, {}, patience_s))
+            for name, model in models_of(config).items()
+        }
+        yield ProgramAgents.of(config.agent, others)
 
 
 def models_of(config: Config) -> dict[str, AgentModel]:

@@ -10,13 +10,14 @@ from agentrl.rollout.chat.said import Said
 class Answering:
     """The `n` answers to a request.
 
-    `said`: what each says so far. `prompt_tokens`: 0 until it is known. `made`: ends with the
-    answers when their turns are stored, or with an error.
+    `number`: of the request in its session. `said`: what each says so far. `prompt_tokens`: 0 until
+    it is known. `made`: ends with the answers when their turns are stored, or with an error.
     """
 
     made: "asyncio.Task[list[ChatAnswer]]"
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, number: int, n: int) -> None:
+        self.number = number
         self.said = [Said() for _ in range(n)]
         self.prompt_tokens = 0
         self._news = asyncio.Event()

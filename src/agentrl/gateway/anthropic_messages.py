@@ -6,7 +6,6 @@ As in Chat Completions, the run's sampling parameters apply, and `tool_choice` f
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from agentrl.gateway.exchange import (
     BadRequest,
@@ -87,11 +86,11 @@ def _tool(sent: Mapping[str, Any], where: str) -> Tool:
     return Tool(sent.get("name"), sent.get("description"), sent.get("input_schema"))
 
 
-def message(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
-    """The body of a whole answer."""
+def message(request: ChatRequest, answer: ChatAnswer, name: str) -> dict[str, Any]:
+    """The body of a whole answer. `name`: see `name_of`."""
     reason, sequence = _stop_reason(answer)
     return {
-        **_head(request),
+        **_head(request, name),
         "content": list(_blocks(answer)),
         "stop_reason": reason,
         "stop_sequence": sequence,
@@ -102,8 +101,9 @@ def message(request: ChatRequest, answer: ChatAnswer) -> dict[str, Any]:
 class Events:
     """The answer as events: a block for the thought, one for the text, and one for each call."""
 
-    def __init__(self, request: ChatRequest) -> None:
+    def __init__(self, request: ChatRequest, name: str) -> None:
         self._request = request
+        self._name = name
         self._sent: Said | None = None
         self._open: str | None = None  # the type of the block that has begun
         self._n_blocks = 0
@@ -114,7 +114,7 @@ class Events:
         if self._sent is None:
             begun: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
             usage = _usage(ChatAnswer("", prompt_tokens=prompt_tokens))
-            message = {**_head(self._request), **begun, "usage": usage}
+            message = {**_head(self._request, self._name), **begun, "usage": usage}
             yield _event("message_start", message=message)
             self._sent = Said()
         sent, self._sent = self._sent, now
@@ -169,9 +169,14 @@ def error(message: str, kind: str) -> dict[str, Any]:
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def _head(request: ChatRequest) -> dict[str, Any]:
+def name_of(request: int, session: str) -> str:
+    """The id of the answer to a request: the same whenever it is given."""
+    return f"msg_{request}_{session}"
+
+
+def _head(request: ChatRequest, name: str) -> dict[str, Any]:
     return {
-        "id": f"msg_{uuid4().hex}",
+        "id": name,
         "type": "message",
         "role": "assistant",
         "model": request.model,

@@ -5,6 +5,7 @@ objects. The modules of the APIs read and write them.
 """
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -71,7 +72,7 @@ class ChatAnswer:
 
     `content`: its text without calls, control tokens and thought. `stopped_by`: the one of the
     request's `stop` that ended it. `cut_off`: whether a limit ended it. `tokens`: text and logprob
-    of each sampled token, if they were asked for.
+    of each sampled token, if they were asked for. `turn`: its number in the Record.
     """
 
     content: str
@@ -83,6 +84,7 @@ class ChatAnswer:
     cached_tokens: int = 0
     completion_tokens: int = 0
     tokens: Sequence[tuple[str, float]] = field(default=(), repr=False)
+    turn: int = 0
 
     @property
     def said(self) -> Said:
@@ -215,6 +217,15 @@ def positive(value: object, name: str) -> int | None:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise BadRequest(f"{name} must be a whole number of at least 1, got {value!r:.40}")
     return value
+
+
+def finite(value: object, name: str) -> float:
+    """A number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise BadRequest(f"{name} must be a number, got {value!r:.40}")
+    if not math.isfinite(value):
+        raise BadRequest(f"{name} must be finite, got {value}")
+    return float(value)
 
 
 def texts(value: object, name: str) -> tuple[str, ...]:

@@ -9,7 +9,6 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from agentrl.gateway.exchange import (
     BadRequest,
@@ -84,10 +83,10 @@ def _tool(sent: Mapping[str, Any], where: str) -> Tool:
     return Tool(function["name"], function.get("description"), function.get("parameters"))
 
 
-def completion(request: ChatRequest, answers: Sequence[ChatAnswer]) -> dict[str, Any]:
-    """The body of a whole answer."""
+def completion(request: ChatRequest, answers: Sequence[ChatAnswer], name: str) -> dict[str, Any]:
+    """The body of a whole answer. `name`: see `name_of`."""
     return {
-        **_head("chat.completion", request),
+        **_head("chat.completion", request, name),
         "choices": [
             {
                 "index": index,
@@ -104,10 +103,10 @@ def completion(request: ChatRequest, answers: Sequence[ChatAnswer]) -> dict[str,
 class Events:
     """The answers as chunks. Logprobs come with the last text."""
 
-    def __init__(self, request: ChatRequest, *, with_usage: bool) -> None:
+    def __init__(self, request: ChatRequest, name: str, *, with_usage: bool) -> None:
         self._request = request
         self._with_usage = with_usage
-        self._head = _head("chat.completion.chunk", request)
+        self._head = _head("chat.completion.chunk", request, name)
         self._sent: list[Said | None] = [None] * request.n
 
     def so_far(self, said: Sequence[Said], prompt_tokens: int) -> Iterator[Event]:
@@ -148,9 +147,20 @@ def error(message: str, kind: str, code: str | None = None) -> dict[str, Any]:
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def _head(kind: str, request: ChatRequest) -> dict[str, Any]:
+def name_of(request: int, session: str) -> str:
+    """The id of the answer to a request: the same whenever it is given."""
+    return f"chatcmpl-{request}-{session}"
+
+
+def request_of(name: str, session: str) -> int | None:
+    """The request that an answer of this id is to; None if it is no answer of the session."""
+    number, _, of = name.removeprefix("chatcmpl-").partition("-")
+    return int(number) if number.isdecimal() and of == session else None
+
+
+def _head(kind: str, request: ChatRequest, name: str) -> dict[str, Any]:
     return {
-        "id": f"chatcmpl-{uuid4().hex}",
+        "id": name,
         "object": kind,
         "created": int(time.time()),
         "model": request.model,

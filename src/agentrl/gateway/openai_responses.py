@@ -7,9 +7,7 @@ Completions, the run's sampling parameters apply, and `tool_choice` forces no ca
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
-from uuid import uuid4
 
 from agentrl.gateway.exchange import (
     BadRequest,
@@ -31,15 +29,7 @@ _PARTS = {"message": "content", "reasoning": "summary"}  # the field of an item'
 _OWN_ITEMS = ("reasoning", "item_reference")
 
 
-@dataclass(frozen=True, slots=True)
-class Parsed:
-    """A request, and its messages without the instructions, which a continuation does not keep."""
-
-    request: ChatRequest
-    conversation: Sequence[Message]
-
-
-def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> Parsed:
+def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> ChatRequest:
     """The request in a body. `previous`: messages of `previous_response_id`.
 
     Raises `BadRequest`.
@@ -52,14 +42,13 @@ def parse(body: Mapping[str, Any], previous: Sequence[Message]) -> Parsed:
         raise BadRequest("input must be a text or a list of items, and not empty")
     instructions = text_of_content(body.get("instructions"), "instructions")
     system = [{"role": "system", "content": instructions}] if instructions else []
-    request = ChatRequest(
+    return ChatRequest(
         messages=[*system, *conversation],
         tools=[] if body.get("tool_choice") == "none" else tool_schemas(body.get("tools"), _tool),
         max_new_tokens=positive(body.get("max_output_tokens"), "max_output_tokens"),
         model=str(body.get("model") or ""),
         json_schema=schema_of(text.get("format"), "text.format"),
     )
-    return Parsed(request, conversation)
 
 
 def _messages(given: object) -> list[Message]:
@@ -239,9 +228,25 @@ class Events:
         return name, json.dumps({**told, **fields})
 
 
-def new_id() -> str:
-    """The id of a new answer."""
-    return f"resp_{uuid4().hex}"
+# The id of an answer tells its request, and whether that had instructions: their message is then
+# the first of the conversation.
+_INSTRUCTED, _PLAIN = "resp_i", "resp_p"
+
+
+def name_of(body: Mapping[str, Any], request: int, session: str) -> str:
+    """The id of the answer to a request: the same whenever it is given."""
+    return f"{_INSTRUCTED if body.get('instructions') else _PLAIN}{request}_{session}"
+
+
+def request_of(name: str, session: str) -> int | None:
+    """The request that an answer of this id is to; None if it is no answer of the session."""
+    number, _, of = name.removeprefix(_INSTRUCTED).removeprefix(_PLAIN).partition("_")
+    return int(number) if number.isdecimal() and of == session else None
+
+
+def was_instructed(name: str) -> bool:
+    """Whether the request of an answer with this id had instructions."""
+    return name.startswith(_INSTRUCTED)
 
 
 def _items(answer: ChatAnswer, response_id: str) -> Iterator[dict[str, Any]]:

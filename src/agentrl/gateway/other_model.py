@@ -51,6 +51,11 @@ async def ask_other(
     return answer, turn.model_copy(update=told)
 
 
+def answer_of(turn: DispatchedSamplingTask) -> ChatAnswer:
+    """The answer that a stored turn of another model holds."""
+    return _answer(endpoint_turn(turn), turn.turn)
+
+
 async def _complete(
     sampler: AsyncSampler, endpoint: ChatEndpoint, request: ChatRequest
 ) -> EndpointTurn:
@@ -93,6 +98,7 @@ def _answer(made: EndpointTurn, number: int) -> ChatAnswer:
         prompt_tokens=made.prompt_tokens,
         cached_tokens=made.cached_tokens,
         completion_tokens=made.completion_tokens,
+        turn=number,
     )
 
 

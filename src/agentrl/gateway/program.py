@@ -11,22 +11,22 @@ from the turns that are stored (`rollout/agents/recorded.py`). Only what is new 
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
 from agentrl.configs import Config, ConfigError
-from agentrl.databases.documents import Record, StopReason, ToolResult
-from agentrl.gateway.agents_of_program import ProgramAgents, check_agents, models_of
+from agentrl.databases.documents import Record, ToolResult
+from agentrl.gateway.agents_of_program import ProgramAgents, agents_of, check_agents
 from agentrl.gateway.command import run_command, words_of
 from agentrl.gateway.function import load_entry, run_function
 from agentrl.gateway.outcome import Outcome
 from agentrl.gateway.server import Gateway
-from agentrl.gateway.sessions import REWARD, Session
-from agentrl.rollout.agents.answers import extract_answer
-from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
-from agentrl.rollout.llm.endpoint import ChatEndpoint
+from agentrl.gateway.session_keys import SessionKeys
+from agentrl.gateway.session_sampler import SessionSampler
+from agentrl.gateway.sessions import Session
+from agentrl.rollout.agents.base import SamplerResources
 
 OUTPUT = "program"  # the name under which its output is stored as a result
 Drive = Callable[[Session, str], Awaitable[Outcome]]
@@ -42,11 +42,10 @@ class ProgramResources(SamplerResources):
     agents: ProgramAgents
 
 
-class ProgramSampler(AsyncSampler):
+class ProgramSampler(SessionSampler):
     """An attempt by a program."""
 
     resources: ProgramResources
-    resumes = True
 
     @classmethod
     def check_flags(cls, config: Config) -> None:
@@ -64,14 +63,10 @@ class ProgramSampler(AsyncSampler):
         config = shared.config
         drive = _drive(config)
         check_agents(config)
-        async with AsyncExitStack() as stack:
-            patience_s = config.sampling.startup_timeout
-            others = {
-                name: await stack.enter_async_context(ChatEndpoint(model, {}, patience_s))
-                for name, model in models_of(config).items()
-            }
-            gateway = await stack.enter_async_context(Gateway().running())
-            agents = ProgramAgents.of(config.agent, others)
+        async with (
+            agents_of(config) as agents,
+            Gateway(SessionKeys()).running() as gateway,
+        ):
             yield ProgramResources(**vars(shared), gateway=gateway, drive=drive, agents=agents)
 
     async def run(self) -> Record:
@@ -79,38 +74,14 @@ class ProgramSampler(AsyncSampler):
 
         Raises its error, and ValueError if it never asks the model.
         """
-        session = Session(self, self.resources.agents)
-        async with self.resources.gateway.session(session) as url:
+        gateway = self.resources.gateway
+        key = gateway.keys.key_of(self.record.id)
+        session = Session(self, self.resources.agents, key)
+        async with gateway.session(session) as url:
             outcome = await self.resources.drive(session, url)
         if outcome.output:
             await self._keep_output(outcome.output)
-        if session.fault is not None:
-            raise session.fault
-        if session.limit is not None:  # whatever the code made of that
-            self.record.stop_reason = session.limit
-            return self.record
-        if outcome.error is not None:
-            raise outcome.error
-        last = session.last
-        if last is None:
-            raise ValueError("the program did not ask the model, so there is nothing to train")
-        # The program decides whether a truncated turn is an answer.
-        self.record.stop_reason = StopReason.MAX_NEW_TOKENS if last.cut_off else StopReason.ANSWERED
-        said = session.answer or outcome.answer or last.content
-        self.record.final_answer = extract_answer(said, self.claim.task.answer_schema)
-        return self.record
-
-    async def evaluate_record(self, record: Record) -> Record | float:
-        """The reward that the program reported, if it did, else the score of the task's scorer.
-
-        If it reported rewards of agents only, it is their mean.
-        """
-        reward, of_agents = record.scores.get(REWARD), record.agent_rewards.values()
-        if reward is None and of_agents:
-            reward = sum(of_agents) / len(of_agents)
-        if reward is None:
-            return await super().evaluate_record(record)
-        return record.model_copy(update={"score": reward})
+        return self.conclude(session, outcome.answer, outcome.error)
 
     async def _keep_output(self, output: str) -> None:
         """Store what the program wrote, for a person to read."""

@@ -9,16 +9,16 @@ Each request shows the session's key, as a bearer token or as `x-api-key`.
 
 import asyncio
 import hashlib
-import math
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import quote
 
 import orjson
 from aiohttp import ClientConnectionResetError, web
 
+from agentrl.databases.tasks import LeaseLost
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import text_of
 from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
@@ -31,9 +31,11 @@ from agentrl.gateway.exchange import (
     ChatRequest,
     Event,
     Events,
-    spoken_message,
+    finite,
 )
-from agentrl.gateway.sessions import Session, SessionOver
+from agentrl.gateway.http_json import json_response, read_body
+from agentrl.gateway.session_keys import SessionKeys
+from agentrl.gateway.sessions import RunOver, Session, SessionOver
 from agentrl.inference.protocol import InferenceError
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.recorded import Diverged
@@ -41,27 +43,56 @@ from agentrl.rollout.chat.capabilities import TemplateRefusal
 from agentrl.rollout.llm.endpoint import ContextFull, EndpointRefused
 
 _LARGEST_BODY = 64 * 2**20
+_SHUTDOWN_S = 1.0  # for requests that are being answered
 _ALIVE_S = 10.0  # between signs of life of a stream whose answer is not there yet
 _Handler = Callable[[Session, web.Request], Awaitable[web.StreamResponse]]
+_Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _Refusal = Callable[[str, str, str | None], dict[str, Any]]
 # Clients of both providers send it with each request: how often they have sent it before.
 _RETRIES = "x-stainless-retry-count"
 
 
-class Gateway:
-    """The sessions of a process, by id and by key. `url`: of the server."""
+class Refused(Exception):
+    """A request that is not answered. `kind`, `code`: as in OpenAI's errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, status: int, kind: str, code: str | None, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.code = code
+
+
+class Gateway:
+    """The sessions of a process. `url`: of the server.
+
+    `keys`: of its sessions. `settle`: waits until a session, by its id, is there again that an
+    earlier process has left.
+    """
+
+    def __init__(
+        self, keys: SessionKeys, settle: Callable[[str], Awaitable[None]] | None = None
+    ) -> None:
         self.url = ""
+        self.keys = keys
+        self._settle = settle
         self._sessions: dict[str, Session] = {}
 
     @asynccontextmanager
-    async def running(self, host: str = "127.0.0.1") -> AsyncIterator["Gateway"]:
-        """Serve on a free port."""
-        runner = web.AppRunner(self._app(), access_log=None, handler_cancellation=True)
+    async def running(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        also: Callable[[web.Application], None] = lambda app: None,
+    ) -> AsyncIterator["Gateway"]:
+        """Serve, on a free port if it is 0. `also`: adds further routes. Raises `OSError`."""
+        app = self._app()
+        also(app)
+        runner = web.AppRunner(
+            app, access_log=None, handler_cancellation=True, shutdown_timeout=_SHUTDOWN_S
+        )
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, 0).start()
+            await web.TCPSite(runner, host, port).start()
             self.url = f"http://{host}:{runner.addresses[0][1]}"
             yield self
         finally:
@@ -72,10 +103,11 @@ class Gateway:
         """Answer the session's requests; yields its URL."""
         self._sessions[session.id] = session
         try:
-            yield f"{self.url}/s/{session.id}"
+            yield f"{self.url}/s/{quote(session.id, safe='')}"
         finally:
             await session.close()
-            del self._sessions[session.id]
+            if self._sessions.get(session.id) is session:
+                del self._sessions[session.id]
 
     def _app(self) -> web.Application:
         app = web.Application(client_max_size=_LARGEST_BODY)
@@ -90,170 +122,216 @@ class Gateway:
             ("POST", "/reward", self._reward, openai_chat.error),
             ("POST", "/reward_info", self._reward, openai_chat.error),  # its name in uni-agent
             ("POST", "/finish", self._finish, openai_chat.error),
+            ("POST", "/fail", self._fail, openai_chat.error),
         ]
         for prefix in ("/s/{session}", "/sessions/{session}", ""):
             for method, path, handler, refusal in routes:
-                app.router.add_route(method, prefix + path, self._answering(handler, refusal))
+                app.router.add_route(method, prefix + path, self.of_session(handler, refusal))
+        # Its name in AReaL, whose harnesses have the server itself as their base URL.
+        app.router.add_post("/chat/completions", self.of_session(self._chat, openai_chat.error))
         return app
 
-    def _answering(
-        self, handler: _Handler, refusal: _Refusal
-    ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The handler of a route, with errors in its provider's form."""
+    def of_session(self, handler: _Handler, refusal: _Refusal) -> _Route:
+        """The handler of a route of a session, which the request's key or path names."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            try:
-                session = self._find(request)
-                if session is None:
-                    return _json(
-                        refusal("no session has this key", "authentication_error", None), 401
-                    )
+            session = await self._find(request)
+            with session.asking():
                 return await handler(session, request)
-            except Exception as error:
-                status, kind, code, message = _described(error)
-                headers = {} if status != 400 else {"x-should-retry": "false"}
-                return _json(refusal(message, kind, code), status, headers)
 
-        return answer
+        return answering(answer, refusal)
 
-    def _find(self, request: web.Request) -> Session | None:
-        """The session of a request, if its key is right."""
+    async def _find(self, request: web.Request) -> Session:
+        """The session of a request. Raises `Refused` and `SessionOver`."""
         shown = request.headers.get("x-api-key", "")
         if not shown:
             shown = request.headers.get("Authorization", "").partition(" ")[2]
-        name = request.match_info.get("session")
-        if name is None:
-            sessions = list(self._sessions.values())
-        else:
-            sessions = [self._sessions[name]] if name in self._sessions else []
-        for session in sessions:
-            if secrets.compare_digest(shown.strip().encode(), session.key.encode()):
-                return session
-        return None
+        named = request.match_info.get("session")
+        # A key in the path is for clients that show none.
+        of_path = None if named is None else self.keys.session_of(named)
+        found = of_path or self.keys.session_of(shown.strip())
+        if found is None or (named is not None and of_path is None and named != found):
+            raise Refused(401, "authentication_error", None, "no session has this key")
+        if found not in self._sessions and self._settle is not None:
+            try:
+                await self._settle(found)
+            except TimeoutError:
+                raise Refused(503, "api_error", None, "the gateway is starting") from None
+        if found not in self._sessions:
+            raise SessionOver(f"the attempt {found} has ended, or others have it by now")
+        return self._sessions[found]
 
     # -- the model
 
     async def _chat(self, session: Session, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
+        body = await read_body(request)
         asked = openai_chat.parse(body)
-        answering = _ask(session, asked, request, body)
-        if not body.get("stream"):
-            return _json(openai_chat.completion(asked, await _answers(answering)))
+        asking = _ask(session, asked, request, body)
+        name = openai_chat.name_of(asking.answering.number, session.id)
         options = body.get("stream_options") or {}
-        events = openai_chat.Events(asked, with_usage=bool(options.get("include_usage")))
-        return await _stream(request, answering, events, openai_chat.error)
+        form = _Form(
+            lambda answers: openai_chat.completion(asked, answers, name),
+            openai_chat.Events(asked, name, with_usage=bool(options.get("include_usage"))),
+            openai_chat.error,
+        )
+        return await asking.answer(form)
 
     async def _responses(self, session: Session, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
-        previous = body.get("previous_response_id")
-        if previous is not None and previous not in session.conversations:
-            raise BadRequest(f"previous_response_id: no answer of this session is {previous!r}")
-        earlier = () if previous is None else session.conversations[previous]
-        parsed = openai_responses.parse(body, earlier)
-        answering = _ask(session, parsed.request, request, body)
-        name = openai_responses.new_id()
-
-        def keep(answer: ChatAnswer) -> None:
-            said = spoken_message(answer)
-            session.conversations[name] = [*parsed.conversation, said]
-
-        if not body.get("stream"):
-            [answer] = await _answers(answering)
-            keep(answer)
-            return _json(openai_responses.response(body, answer, name))
-        events = openai_responses.Events(body, name)
-        return await _stream(request, answering, events, openai_chat.error, keep)
+        body = await read_body(request)
+        previous, earlier = body.get("previous_response_id"), None
+        if previous is not None:
+            number = openai_responses.request_of(str(previous), session.id)
+            earlier = None if number is None else session.conversation(number)
+            if earlier is None:
+                raise BadRequest(f"previous_response_id: no answer of this session is {previous!r}")
+            if openai_responses.was_instructed(str(previous)):
+                earlier = earlier[1:]  # a continuation does not keep the instructions
+        asked = openai_responses.parse(body, earlier or ())
+        asking = _ask(session, asked, request, body)
+        name = openai_responses.name_of(body, asking.answering.number, session.id)
+        form = _Form(
+            lambda answers: openai_responses.response(body, answers[0], name),
+            openai_responses.Events(body, name),
+            openai_chat.error,
+        )
+        return await asking.answer(form)
 
     async def _messages(self, session: Session, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
+        body = await read_body(request)
         asked = anthropic_messages.parse(body)
-        answering = _ask(session, asked, request, body)
-        if not body.get("stream"):
-            [answer] = await _answers(answering)
-            return _json(anthropic_messages.message(asked, answer))
-        events = anthropic_messages.Events(asked)
-        return await _stream(request, answering, events, _anthropic_error)
+        asking = _ask(session, asked, request, body)
+        name = anthropic_messages.name_of(asking.answering.number, session.id)
+        form = _Form(
+            lambda answers: anthropic_messages.message(asked, answers[0], name),
+            anthropic_messages.Events(asked, name),
+            _anthropic_error,
+        )
+        return await asking.answer(form)
 
     async def _count_tokens(self, session: Session, request: web.Request) -> web.StreamResponse:
-        asked = anthropic_messages.parse(await _body(request))
-        return _json({"input_tokens": session.count_tokens(asked)})
+        asked = anthropic_messages.parse(await read_body(request))
+        return json_response({"input_tokens": session.count_tokens(asked)})
 
     async def _models(self, session: Session, request: web.Request) -> web.StreamResponse:
-        return _json({"object": "list", "data": [_model_card(MODEL)]})
+        return json_response({"object": "list", "data": [_model_card(MODEL)]})
 
     async def _model(self, session: Session, request: web.Request) -> web.StreamResponse:
-        return _json(_model_card(request.match_info["model"]))
+        return json_response(_model_card(request.match_info["model"]))
 
     # -- the attempt
 
     async def _task(self, session: Session, request: web.Request) -> web.StreamResponse:
-        return _json(session.task_fields)
+        return json_response(session.task_fields)
 
     async def _reward(self, session: Session, request: web.Request) -> web.StreamResponse:
-        body = await _body(request)
+        body = await read_body(request)
         told = body.get("reward_info", body)
-        reward = told.get("reward") if isinstance(told, dict) else None
-        if isinstance(reward, bool) or not isinstance(reward, int | float):
-            raise BadRequest(f"reward must be a number, got {reward!r:.40}")
-        if not math.isfinite(reward):
-            raise BadRequest(f"reward must be finite, got {reward}")
+        if not isinstance(told, dict):
+            raise BadRequest(f"reward_info must be an object, got {told!r:.40}")
+        of_parts = told.get("rewards")
+        if of_parts is not None and not isinstance(of_parts, dict):
+            raise BadRequest(f"rewards must be an object, got {of_parts!r:.40}")
+        rewards = {
+            name: finite(value, f"rewards.{name}") for name, value in (of_parts or {}).items()
+        }
+        reward = None
+        if "reward" in told or not rewards:
+            reward = finite(told.get("reward"), "reward")
         explanation, agent = told.get("explanation"), told.get("agent")
         if agent is not None and not (isinstance(agent, str) and is_name(agent)):
             raise BadRequest(f"agent: {NAME_RULE}, got {agent!r:.40}")
-        explained = None if explanation is None else str(explanation)
-        session.set_reward(float(reward), explained, agent)
+        session.set_reward(reward, None if explanation is None else str(explanation), agent)
+        session.add_rewards(rewards)
         if told.get("finished"):
-            session.finished.set()
-        return _json({"session": session.id, "reward": reward})
+            await session.finish(session.answer)
+        else:
+            await session.keep()
+        return json_response({"session": session.id, "reward": reward})
 
     async def _finish(self, session: Session, request: web.Request) -> web.StreamResponse:
-        body = await _body(request) if request.can_read_body else {}
+        body = await read_body(request) if request.can_read_body else {}
         answer = body.get("answer")
         if answer is not None and not isinstance(answer, str):
             raise BadRequest(f"answer must be a text, got {answer!r:.40}")
-        session.answer = answer
-        session.finished.set()
-        return _json({"session": session.id})
+        await session.finish(answer)
+        return json_response({"session": session.id})
+
+    async def _fail(self, session: Session, request: web.Request) -> web.StreamResponse:
+        body = await read_body(request)
+        session.fail(str(body.get("error") or "the program failed and did not say why"))
+        return json_response({"session": session.id})
 
 
-async def _body(request: web.Request) -> dict[str, Any]:
-    try:
-        body = orjson.loads(await request.read())
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is no JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise BadRequest("the body must be a JSON object")
-    return body
+def answering(handler: _Route, refusal: _Refusal) -> _Route:
+    """The handler of a route, with errors in its provider's form."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except ClientConnectionResetError:
+            return web.Response()  # the client hung up; it may ask again
+        except Exception as error:
+            status, kind, code, message = _described(error)
+            # Clients repeat other errors, some of them 409 and 429 too.
+            headers = {"x-should-retry": "false"} if status in (400, 410) else {}
+            return json_response(refusal(message, kind, code), status, headers)
+
+    return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How an API writes an answer: as a whole, as events, and as an error."""
+
+    whole: Callable[[list[ChatAnswer]], dict[str, Any]]
+    events: Events
+    refusal: _Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """A request that is being answered, or was. `digest`: equal for equal requests."""
+
+    session: Session
+    request: web.Request
+    digest: str
+    answering: Answering
+    streamed: bool
+
+    async def answer(self, form: _Form) -> web.StreamResponse:
+        """Answer the request, and note whether the answer has left."""
+        arrived = False
+        response: web.StreamResponse
+        try:
+            if self.streamed:
+                response = await _stream(self.request, self.answering, form)
+            else:
+                response = json_response(form.whole(await asyncio.shield(self.answering.made)))
+                await response.prepare(self.request)
+                await response.write_eof()
+            arrived = True
+            return response
+        finally:
+            self.session.delivered(self.digest, whole=arrived)
 
 
 def _ask(
     session: Session, asked: ChatRequest, request: web.Request, body: Mapping[str, Any]
-) -> Answering:
+) -> _Asking:
     """Begin to answer a request, or find the answer that a repeated one got before."""
     agent = session.agent_of(asked, request.headers.get(HEADER))
-    asked = replace(asked, agent=agent, streamed=bool(body.get("stream")))
-    place = [request.path.rpartition("/v1/")[2], asked.agent]
+    streamed = bool(body.get("stream"))
+    asked = replace(asked, agent=agent, streamed=streamed)
+    place = [request.path.rpartition("/v1/")[2], agent]
     sent = orjson.dumps([*place, body], option=orjson.OPT_SORT_KEYS)
     repeated = request.headers.get(_RETRIES, "0") not in ("", "0")
-    digest = hashlib.sha256(sent).hexdigest()
-    return session.ask(asked, digest, repeated=repeated)
+    digest = hashlib.blake2b(sent, digest_size=16).hexdigest()
+    answering = session.ask(asked, digest, repeated=repeated)
+    return _Asking(session, request, digest, answering, streamed)
 
 
-async def _answers(answering: Answering) -> list[ChatAnswer]:
-    return await asyncio.shield(answering.made)
-
-
-async def _stream(
-    request: web.Request,
-    answering: Answering,
-    events: Events,
-    refusal: _Refusal,
-    keep: Callable[[ChatAnswer], None] = lambda answer: None,
-) -> web.StreamResponse:
-    """Server-sent events. What is said leaves as it is sampled; the end, when the turn is stored.
-
-    `keep`: is given the answer before the end leaves.
-    """
+async def _stream(request: web.Request, answering: Answering, form: _Form) -> web.StreamResponse:
+    """Server-sent events. What is said leaves as it is sampled; the end when the turn is stored."""
     if not answering.begun:
         await answering.news(_ALIVE_S)
     if answering.made.done():
@@ -262,22 +340,17 @@ async def _stream(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )
     await response.prepare(request)
+    while not answering.made.done():
+        sent = _lines(form.events.so_far(answering.said, answering.prompt_tokens))
+        await response.write(sent or b": the answer is not there yet\n\n")
+        await answering.news(_ALIVE_S)
     try:
-        while not answering.made.done():
-            sent = _lines(events.so_far(answering.said, answering.prompt_tokens))
-            await response.write(sent or b": the answer is not there yet\n\n")
-            await answering.news(_ALIVE_S)
-        try:
-            answers = answering.made.result()
-            keep(answers[0])
-            last = _lines(events.end(answers))
-        except Exception as error:
-            _, kind, code, message = _described(error)
-            last = _lines([("error", orjson.dumps(refusal(message, kind, code)).decode())])
-        await response.write(last)
-        await response.write_eof()
-    except ClientConnectionResetError:
-        pass  # the client hung up; it may ask again
+        last = _lines(form.events.end(answering.made.result()))
+    except Exception as error:
+        _, kind, code, message = _described(error)
+        last = _lines([("error", orjson.dumps(form.refusal(message, kind, code)).decode())])
+    await response.write(last)
+    await response.write_eof()
     return response
 
 
@@ -293,12 +366,17 @@ def _described(error: Exception) -> tuple[int, str, str | None, str]:
     Clients repeat a request that got 500 or more, as they should where a service is away.
     """
     match error:
+        case Refused():
+            return error.status, error.kind, error.code, str(error)
         case LimitReached():
             code = "context_length_exceeded"
             return 400, "invalid_request_error", code, f"{error} (--{error.stop_reason.value})"
         case Diverged():
             return 400, "invalid_request_error", "diverged", str(error)
-        case SessionOver():
+        case RunOver():
+            message = "the run is finished: there are no more tasks"
+            return 410, "invalid_request_error", "run_finished", message
+        case SessionOver() | LeaseLost():
             return 410, "invalid_request_error", "session_over", str(error)
         case web.HTTPRequestEntityTooLarge():
             limit = _LARGEST_BODY // 2**20
@@ -319,14 +397,3 @@ def _anthropic_error(message: str, kind: str, code: str | None) -> dict[str, Any
 
 def _model_card(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "agentrl"}
-
-
-def _json(
-    body: Mapping[str, Any], status: int = 200, headers: Mapping[str, str] | None = None
-) -> web.Response:
-    return web.Response(
-        body=orjson.dumps(body),
-        status=status,
-        content_type="application/json",
-        headers=headers,
-    )

@@ -1,37 +1,56 @@
 """A session: what the program of one attempt asks the model, and the reward that it reports.
 
-Every answer is a turn of the attempt's Record, which is stored before the answer leaves. A request
-that a client repeats, because the answer was lost on the way, gets the same answer again.
+Every answer is a turn of the attempt's Record, which is stored before the answer ends: only the
+words of a stream leave before. A request that a client repeats, because the answer was lost on the
+way, gets the same answer again. What a session knows follows from its stored turns: after a crash
+it goes on from them.
 """
 
 import asyncio
-import secrets
-from collections.abc import Coroutine, Sequence
+import logging
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any, TypeVar
 
-from agentrl.databases.documents import StopReason, ToolCall
+import numpy as np
+
+from agentrl.databases.documents import (
+    DispatchedSamplingTask,
+    ProgramRequest,
+    Split,
+    StopReason,
+    ToolCall,
+)
 from agentrl.gateway.agents_of_program import NamingError, ProgramAgents
 from agentrl.gateway.answering import Answering
 from agentrl.gateway.exchange import BadRequest, Call, ChatAnswer, ChatRequest, spoken_message
-from agentrl.gateway.other_model import ask_other
+from agentrl.gateway.other_model import answer_of, ask_other
 from agentrl.inference.generation_builder import OnTokens
 from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.llm import ChatModel, ChatReply
 from agentrl.rollout.agents.shown_answers import ShownAnswer, ShownAnswers, readable_calls
-from agentrl.rollout.chat import Message
+from agentrl.rollout.agents.stored_turns import conversations_of
+from agentrl.rollout.chat import Message, ToolSchema
 from agentrl.rollout.chat.said import TurnReader
 from agentrl.rollout.llm.endpoint import ChatEndpoint
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 REWARD = "reward"  # key of the reported reward in its Record's `scores`
+_FINISHED = "program_finished"  # key in its Record's `meta_infos`: what `finish` was told
 
 
 class SessionOver(Exception):
     """The attempt has ended: nothing more is answered."""
+
+
+class RunOver(Exception):
+    """The run is finished: there are no more tasks."""
 
 
 class Session:
@@ -39,27 +58,58 @@ class Session:
 
     `id`: the Record's. `key`: what clients show. `last`: the latest answer of the model. `limit`:
     the limit of the Record that refused a request, if one did. `answer`: the final answer, if the
-    program gave one. `fault`: an error of the user's own code, which fails the attempt.
+    program gave one. `fault`: an error of the user's own code, which fails the attempt. `error`:
+    why the program failed, if it says so. `heard_at`: when it last asked something (monotonic).
     """
 
-    def __init__(self, sampler: AsyncSampler, agents: ProgramAgents) -> None:
+    def __init__(self, sampler: AsyncSampler, agents: ProgramAgents, key: str) -> None:
         self.id = sampler.record.id
-        self.key = secrets.token_hex(16)
+        self.key = key
         self.last: ChatAnswer | None = None
         self.limit: StopReason | None = None
         self.answer: str | None = None
         self.fault: NamingError | None = None
+        self.error: str | None = None
+        self.heard_at = time.monotonic()
         self.finished = asyncio.Event()  # the program said that it is done
-        self.conversations: dict[str, Sequence[Message]] = {}  # by id of the answer that ends them
         self._sampler = sampler
         self._agents = agents
         self._said_to_others: list[Message] = []  # to other models than the run's
         self._llm = ChatModel(sampler)
         self._shown = ShownAnswers()
+        self._n_asking = 0
+        self._n_asked = 0
+        self._turns: dict[int, int] = {}  # the first turn of each request
+        self._conversations: dict[int, list[Message]] = {}  # by the request that they end with
         self._asked: dict[str, Answering] = {}  # by digest of the request
+        # By digest, and then by choice: answers that an earlier process has stored.
+        self._stored_answers: dict[str, dict[int, ChatReply | DispatchedSamplingTask]] = {}
+        self._numbers: dict[str, int] = {}  # of the requests of those
+        self._undelivered: set[str] = set()  # digests of requests whose answer got lost
+        self._in_order = asyncio.Lock()  # turns are stored in the order of their numbers
         self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
         self._storing: set[asyncio.Task[Any]] = set()
         self._over = False
+
+    @contextmanager
+    def asking(self) -> Iterator[None]:
+        """The program asks something, and waits for the answer."""
+        self._n_asking += 1
+        try:
+            yield
+        finally:
+            self._n_asking -= 1
+            self.heard_at = time.monotonic()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether the program waits for an answer."""
+        return self._n_asking > 0
+
+    @property
+    def split(self) -> Split:
+        """Whether the attempt is one of the training or of an evaluation."""
+        return Split(self._sampler.record.split)
 
     @property
     def task_fields(self) -> dict[str, Any]:
@@ -70,25 +120,102 @@ class Session:
             given["messages"] = task.messages
         return deepcopy({**task.fields, **given})
 
+    def resume(
+        self, turns: Sequence[DispatchedSamplingTask], tools: Sequence[ToolSchema] = ()
+    ) -> None:
+        """Go on after the stored turns of the attempt. `tools`: of its first prompt with tools.
+
+        Raises ValueError if the turns do not fit together.
+        """
+        finished = self._sampler.record.meta_infos.get(_FINISHED)
+        if finished is not None:
+            self.answer = finished["answer"]
+            self.finished.set()
+        if not turns:
+            return
+        replies = iter(self._llm.go_on_after(turns))
+        for turn, messages in zip(turns, conversations_of(turns), strict=True):
+            known: ChatReply | DispatchedSamplingTask = turn
+            if turn.output_ids:
+                known = next(replies)
+                stop = turn.request.stopped_by if turn.request else None
+                asked = ChatRequest([], tools, stop=(stop,) if stop else ())
+                self._remember(self._read(known, asked), known, messages[:-1])
+            else:
+                self.last = answer_of(turn)
+                self._said_to_others += turn.messages
+            if turn.request is not None:
+                self._take_up(turn.request, turn.turn, known)
+
+    def _take_up(
+        self, request: ProgramRequest, turn: int, known: ChatReply | DispatchedSamplingTask
+    ) -> None:
+        """Know a request, and one of its answers, that an earlier process has stored."""
+        digest = request.digest
+        if self._numbers.get(digest) != request.number:  # the same again, asked anew
+            self._stored_answers[digest], self._numbers[digest] = {}, request.number
+            self._undelivered.discard(digest)
+        self._stored_answers[digest][request.choice] = known
+        self._turns.setdefault(request.number, turn)
+        self._n_asked = max(self._n_asked, request.number + 1)
+        if not request.delivered:
+            self._undelivered.add(digest)
+
     def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> Answering:
         """Begin to answer a request, or find the answers that are being made, or were.
 
-        `digest`: equal for equal requests. `repeated`: the client says that it asked before. A
-        client that hangs up stops nothing, because it may ask again. Raises `SessionOver`; the
-        answers raise `LimitReached`, `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
+        `digest`: equal for equal requests. `repeated`: the client says that it asked before; else a
+        request is a repetition if the answer to an equal one got lost. A client that hangs up stops
+        nothing, because it may ask again. Raises `SessionOver`; the answers raise `LimitReached`,
+        `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
         """
-        if self._over:
-            raise SessionOver(f"the attempt {self.id} has ended")
+        self.check_open()
+        repeated = repeated or digest in self._undelivered
+        self._undelivered.discard(digest)
         earlier = self._asked.get(digest) if repeated else None
         if earlier is not None and not _failed(earlier.made):
             return earlier
-        answering = Answering(request.n)
-        task = asyncio.create_task(self._answer(request, answering), name=f"answer in {self.id}")
+        known = self._stored_answers.pop(digest, {}) if repeated else {}
+        number = self._n_asked
+        if known:
+            number = self._numbers[digest]
+            log.info("%s: request %d is answered from the ledger", self.id, number)
+        self._n_asked += not known
+        answering = Answering(number, request.n)
+        work = self._answer(request, answering, digest, known)
+        task = asyncio.create_task(work, name=f"answer in {self.id}")
         answering.started(task)
         task.add_done_callback(self._answered)
         self._answering.add(task)
         self._asked[digest] = answering
         return answering
+
+    def delivered(self, digest: str, *, whole: bool) -> None:
+        """The answer to a request has left for the client. `whole`: and arrived, as it seems."""
+        asked = self._asked.get(digest)
+        if asked is None or not asked.made.done() or _failed(asked.made):
+            return
+        if not whole:
+            self._undelivered.add(digest)
+            return
+        turns = [answer.turn for answer in asked.made.result()]
+        records = self._sampler.resources.records
+        noting = asyncio.create_task(records.delivered(self.id, turns), name=f"note in {self.id}")
+        self._storing.add(noting)
+        noting.add_done_callback(self._noted)
+
+    def check_open(self) -> None:
+        """Raise `SessionOver` if the attempt has ended."""
+        if self._over:
+            raise SessionOver(f"the attempt {self.id} has ended")
+
+    def conversation(self, request: int) -> list[Message] | None:
+        """The messages up to the answer to a request; None without it."""
+        return self._conversations.get(request)
+
+    def turn_of(self, request: int) -> int | None:
+        """The first turn that answers a request; None without one."""
+        return self._turns.get(request)
 
     def agent_of(self, request: ChatRequest, header: str | None) -> str:
         """The agent that asks. Raises `BadRequest`; and `NamingError`, which ends the attempt."""
@@ -105,21 +232,43 @@ class Session:
         return len(self._sampler.resources.renderer.render_prompt(messages, request.tools))
 
     def set_reward(
-        self, reward: float, explanation: str | None = None, agent: str | None = None
+        self, reward: float | None, explanation: str | None = None, agent: str | None = None
     ) -> None:
         """Take the reward of the attempt, or of one agent; the last one counts.
 
         Raises `SessionOver`.
         """
-        if self._over:
-            raise SessionOver(f"the attempt {self.id} has ended")
+        self.check_open()
         record = self._sampler.record
-        if agent is None:
+        if reward is not None and agent is None:
             record.scores[REWARD] = reward
-        else:
+        elif reward is not None and agent is not None:
             record.agent_rewards[agent] = reward
         if explanation:
             record.explanations[REWARD if agent is None else f"{REWARD} of {agent}"] = explanation
+
+    def add_rewards(self, rewards: Mapping[str, float]) -> None:
+        """Keep further rewards by name, as of turns. Raises `SessionOver`."""
+        self.check_open()
+        self._sampler.record.scores.update(rewards)
+
+    async def keep(self) -> None:
+        """Store the rewards so far."""
+        await self._sampler.resources.records.note(self._sampler.record)
+
+    def fail(self, error: str) -> None:
+        """The program failed, and the attempt with it. Raises `SessionOver`."""
+        self.check_open()
+        self.error = error
+        self.finished.set()
+
+    async def finish(self, answer: str | None = None) -> None:
+        """The program is done; this is stored. `answer`: its final answer."""
+        self.check_open()
+        self._sampler.record.meta_infos[_FINISHED] = {"answer": answer}
+        await self.keep()
+        self.answer = answer
+        self.finished.set()
 
     async def close(self) -> None:
         """End the session: answers that are being stored are stored, others are not made."""
@@ -130,23 +279,41 @@ class Session:
         await asyncio.gather(*self._storing, return_exceptions=True)
         await self._llm.finish()
 
-    async def _answer(self, request: ChatRequest, answering: Answering) -> list[ChatAnswer]:
+    async def _answer(
+        self,
+        request: ChatRequest,
+        answering: Answering,
+        digest: str,
+        known: Mapping[int, ChatReply | DispatchedSamplingTask],
+    ) -> list[ChatAnswer]:
+        """`known`: answers that are stored, by their choice."""
         other = self._agents.others.get(request.agent)
-        if other is not None:
-            answers = [self._answer_of_other(request, other) for _ in range(request.n)]
-        else:
+        messages = list(request.messages)
+        if other is None:
             messages = self._shown.read(request.messages).messages
-            answers = [
-                self._one_answer(request, messages, answering, index) for index in range(request.n)
-            ]
+
+        async def one(index: int) -> ChatAnswer:
+            if (stored := known.get(index)) is not None:
+                if isinstance(stored, DispatchedSamplingTask):
+                    return answer_of(stored)
+                return self._read(stored, request)
+            asked = ProgramRequest(number=answering.number, choice=index, digest=digest)
+            if other is not None:
+                return await self._answer_of_other(request, other, asked)
+            return await self._one_answer(request, messages, answering, asked)
+
         try:
-            return await asyncio.gather(*answers)
+            return await asyncio.gather(*map(one, range(request.n)))
         except LimitReached as reached:
             self.limit = reached.stop_reason
             raise
 
     async def _one_answer(
-        self, request: ChatRequest, messages: Sequence[Message], answering: Answering, index: int
+        self,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        answering: Answering,
+        asked: ProgramRequest,
     ) -> ChatAnswer:
         def watch(prompt_ids: Sequence[int]) -> OnTokens:
             answering.prompt_tokens = len(prompt_ids)
@@ -155,7 +322,7 @@ class Session:
 
             def tell(ids: Sequence[int]) -> None:
                 made = ids[:-1] if ids[-1] in ends else ids
-                answering.tell(index, reader.so_far(renderer.codec.decode_so_far(made)))
+                answering.tell(asked.choice, reader.so_far(renderer.codec.decode_so_far(made)))
 
             return tell
 
@@ -173,12 +340,21 @@ class Session:
             if schema is None:
                 raise
             raise BadRequest(f"an answer in a JSON schema: {refusal}") from None
-        return await self._stored(self._keep(reply, request, messages))
+        return await self._stored(self._keep(reply, request, messages, asked))
 
-    async def _answer_of_other(self, request: ChatRequest, other: ChatEndpoint) -> ChatAnswer:
+    async def _answer_of_other(
+        self, request: ChatRequest, other: ChatEndpoint, asked: ProgramRequest
+    ) -> ChatAnswer:
         answer, turn = await ask_other(self._sampler, other, request, self._said_to_others)
         self._said_to_others += turn.messages
-        await self._stored(self._sampler.store_turn(turn))
+        self._conversations[asked.number] = [*request.messages, spoken_message(answer)]
+        self._turns.setdefault(asked.number, answer.turn)
+
+        async def store() -> None:
+            async with self._in_order:
+                await self._sampler.store_turn(turn.model_copy(update={"request": asked}))
+
+        await self._stored(store())
         return answer
 
     async def _stored(self, work: Coroutine[Any, Any, T]) -> T:
@@ -189,20 +365,34 @@ class Session:
         return await asyncio.shield(storing)
 
     async def _keep(
-        self, reply: ChatReply, request: ChatRequest, messages: Sequence[Message]
+        self,
+        reply: ChatReply,
+        request: ChatRequest,
+        messages: Sequence[Message],
+        asked: ProgramRequest,
     ) -> ChatAnswer:
         answer = self._read(reply, request)
-        shown = spoken_message(answer)
-        # Some clients put back the text that ended an answer.
-        whole = {**shown, "content": answer.content + (answer.stopped_by or "")}
-        self._shown.add(ShownAnswer(messages, shown, reply), whole)
+        reply.turn.request = asked.model_copy(update={"stopped_by": answer.stopped_by})
+        self._remember(answer, reply, messages)
         for call in answer.calls:
             made = ToolCall(name=call.name, arguments=dict(call.arguments))
             self._llm.keep_call(made, reply.turn)
         self._sampler.record.n_tool_calls += len(answer.calls)
-        await self._llm.store(reply)
-        self.last = answer
+        async with self._in_order:
+            await self._llm.store(reply)
         return answer
+
+    def _remember(self, answer: ChatAnswer, reply: ChatReply, messages: Sequence[Message]) -> None:
+        """Know the answer to these messages again, in whatever words the client repeats it."""
+        shown = spoken_message(answer)
+        # Some clients put back the text that ended an answer.
+        whole = {**shown, "content": answer.content + (answer.stopped_by or "")}
+        self._shown.add(ShownAnswer(messages, shown, reply), whole)
+        request = reply.turn.request
+        if request is not None:
+            self._turns.setdefault(request.number, answer.turn)
+            self._conversations[request.number] = [*messages, shown]
+        self.last = answer
 
     def _read(self, reply: ChatReply, request: ChatRequest) -> ChatAnswer:
         """The answer that the client gets."""
@@ -222,7 +412,8 @@ class Session:
         tokens = []
         if request.logprobs:
             texts = [renderer.codec.decode([token]) for token in made.output_ids]
-            tokens = list(zip(texts, map(float, made.output_logprobs), strict=True))
+            logprobs = np.asarray(made.output_logprobs, np.float32)  # as they are stored
+            tokens = list(zip(texts, logprobs.tolist(), strict=True))
         return ChatAnswer(
             content=content,
             thought=said.thought,
@@ -233,6 +424,7 @@ class Session:
             cached_tokens=made.cached_tokens,
             completion_tokens=len(made.output_ids),
             tokens=tokens,
+            turn=number,
         )
 
     def _reader(self, request: ChatRequest, *, thinking: bool) -> TurnReader:
@@ -240,6 +432,11 @@ class Session:
         # A schema is that of all tokens, so that there is no thought before it.
         thinking = thinking and request.json_schema is None
         return TurnReader(renderer, request.tools, request.stop, thinking=thinking)
+
+    def _noted(self, task: "asyncio.Task[Any]") -> None:
+        self._storing.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("a delivery in %s is not noted: %s", self.id, error)
 
     def _answered(self, task: "asyncio.Task[list[ChatAnswer]]") -> None:
         self._answering.discard(task)

@@ -47,6 +47,21 @@ def sampler_part(
     )
 
 
+def gateway_part(flags: Sequence[str], log_file: Path) -> Part:
+    """A gateway in the place of samplers, as it is started."""
+    words, secrets = handed_on(flags, os.environ)
+    return Part(
+        name="gateway",
+        kind=Kind.SAMPLER,
+        command=(sys.executable, "-m", "agentrl.cli", "gateway", *words),
+        log=log_file,
+        environment={**secrets, "OMP_NUM_THREADS": "1"},
+        restarts=RESTARTS,
+        may_end=True,
+        grace_s=_HAND_BACK_S,
+    )
+
+
 def main(argv: Sequence[str]) -> int:
     """Sample for a run until it is finished. A signal stops it in order, the same again at once."""
     # Here: a launch, which starts its samplers by `sampler_part`, need not load what they do.

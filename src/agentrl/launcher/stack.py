@@ -39,9 +39,9 @@ from agentrl.launcher.presets import (
 )
 from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.run_parts import LOGS
-from agentrl.launcher.sampler_processes import sampler_part
+from agentrl.launcher.sampler_processes import gateway_part, sampler_part
 from agentrl.launcher.service_part import gpu_environment, service_part
-from agentrl.rollout.agents import NEED_TOOLS
+from agentrl.rollout.agents import NEED_TOOLS, OUTSIDE
 from agentrl.rollout.scheduling.process_share import ProcessShare
 
 _CORES_BESIDE_A_GPU = 2  # cores for each trainer process or service that uses a GPU
@@ -80,10 +80,17 @@ class Stack:
             f"MongoDB {count[self.mongod]}",
             self._tools,
             f"inference services {self.services or 'given'}",
-            f"samplers {self.samplers}",
+            self._samplers,
             "no trainer" if self.feeds else f"trainer processes {self.trainers}",
         ]
         return " · ".join(parts)
+
+    @property
+    def _samplers(self) -> str:
+        agent = self.config.agent
+        if agent.agent_name == OUTSIDE and self.samplers:
+            return f"gateway on port {agent.gateway_port}"
+        return f"samplers {self.samplers}"
 
     @property
     def _tools(self) -> str:
@@ -127,7 +134,7 @@ def plan_layers(
     config = config_of(merged(layers))
     use_gpus = 0 if placement is None else len(inventory.gpus)
     trainers = deployment.trainer_processes(placement.train.gpus if placement else 0)
-    demo = is_demo(own)
+    demo, gateway = is_demo(own), config.agent.agent_name == OUTSIDE
     has_database = config.run.db_connection_string is not None
     has_tools = config.agent.mcp_manager_url is not None
     if deployment.num_machines > 1 and not has_database:
@@ -155,7 +162,7 @@ def plan_layers(
         flags=tuple(as_words(layers)),
         origins=origins_of(layers),
         mongod=not has_database,
-        tools=demo and not has_tools and samplers > 0,
+        tools=demo and not has_tools and samplers > 0 and not gateway,
         services=services,
         samplers=samplers,
         trainers=trainers,
@@ -274,6 +281,8 @@ def _samplers(config: Config, deployment: Deployment, default: int) -> int:
     """Number of sampler processes to start here."""
     if not config.sampling.enable_sampling:
         return 0
+    if config.agent.agent_name == OUTSIDE:
+        return min(1, deployment.samplers(1))  # a gateway
     wanted = deployment.samplers(config.sampling.sampler_processes or default)
     return ProcessShare.processes(wanted, config.sampling.target_concurrency)
 
@@ -342,6 +351,9 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
     if stack.trainers:
         parts.append(_trainer_part(stack, addresses.trainer_port, threads))
     for number in range(stack.samplers):
+        if stack.config.agent.agent_name == OUTSIDE:
+            parts.append(gateway_part(stack.flags, LOGS / f"{run}_gateway.log"))
+            continue
         parts.append(
             sampler_part(
                 ProcessShare(number, stack.samplers),

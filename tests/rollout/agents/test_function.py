@@ -169,8 +169,9 @@ async def test_other_messages_begin_a_segment_that_keeps_what_the_model_wrote(
     turns = await stage.turns(record)
     assert [turn.segment for turn in turns] == [0, 0, 1]
     assert turns[2].rewrite == "agent"
-    said = [{"role": "tool", "content": "(removed)"}, user("Go on.")]
-    assert turns[2].messages == said
+    hmm = {"role": "assistant", "content": "Hmm."}
+    assert turns[2].messages == [{"role": "tool", "content": "(removed)"}, hmm, user("Go on.")]
+    assert (turns[2].continues, turns[2].n_continued) == (1, len(turns[0].messages) + 1)
     first, second, third = stage.service.prompts
     reply = stage.service.outputs[0]
     assert third[: len(first) + len(reply)] == first + reply == second[: len(first) + len(reply)]

@@ -3,7 +3,7 @@
 Every agent is an `AsyncSampler`: a function or an agent loop is wrapped in one when it is
 registered. Names come from three places, in order of precedence:
 
-    built in        mcp, tool_agent, single_turn, single_turn_agent, math, program
+    built in        mcp, tool_agent, single_turn, single_turn_agent, math, program, outside
     registered      `register_agent`, called by the file of `--agent_module`, and the sampler
                     classes in it, by their names
     installed       entry points of the group `agentrl.agents`
@@ -31,6 +31,8 @@ Agent = type[AsyncSampler] | Callable[..., Awaitable[str | None]] | type[Any]
 
 NEED_TOOLS = frozenset({"mcp", "tool_agent"})  # agents that are of little use without tools
 
+OUTSIDE = "outside"  # the agent whose attempts are made on other machines
+
 _MCP = "agentrl.rollout.agents.mcp:MCPSampler"
 _SINGLE_TURN = "agentrl.rollout.agents.single_turn:SingleTurnSampler"
 _BUILT_IN = {
@@ -42,6 +44,7 @@ _BUILT_IN = {
         "single_turn_agent": _SINGLE_TURN,  # its name in data sets for verl
         "math": "agentrl.rollout.agents.math:MathSampler",
         "program": "agentrl.gateway.program:ProgramSampler",
+        OUTSIDE: "agentrl.gateway.outside:OutsideSampler",
     }.items()
 }
 _registered: dict[str, Agent] = {}

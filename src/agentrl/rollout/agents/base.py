@@ -8,6 +8,7 @@ retries are the scheduler's (`scheduling/scheduler.py`).
 
 import asyncio
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -22,6 +23,7 @@ from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
+    ProgramRequest,
     Record,
     Replay,
     Rewrite,
@@ -48,7 +50,9 @@ from agentrl.rollout.agents.recorded import (
     recorded_turns,
 )
 from agentrl.rollout.agents.repetition import loops
+from agentrl.rollout.agents.stored_turns import restored_turns
 from agentrl.rollout.agents.task_view import TaskView
+from agentrl.rollout.agents.turn import Turn
 from agentrl.rollout.agents.turn_status import turn_status
 from agentrl.rollout.chat import (
     ChatRenderer,
@@ -60,7 +64,7 @@ from agentrl.rollout.chat import (
     beside_loop,
     n_characters,
 )
-from agentrl.rollout.chat.tokens import PromptChange, TokenContext, TurnTokens
+from agentrl.rollout.chat.tokens import PromptChange, TokenContext
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import as_score
@@ -86,20 +90,6 @@ class SamplerResources:
     renderer: ChatRenderer
     records: RecordLedger
     scorers: Scorers
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """A generated turn, before its calls are parsed.
-
-    `text`: without the stop token. `stop_reason`: the limit that truncated the turn and ends the
-    record; None if the model ended the turn. `tokens`: the turn's tokens and place in the record.
-    """
-
-    generation: Generation
-    text: str
-    stop_reason: StopReason | None
-    tokens: TurnTokens
 
 
 def entry_of(turn: Turn) -> Entry:
@@ -537,6 +527,8 @@ class AsyncSampler(ABC):
         *,
         repeated: bool = False,
         rewrite: Rewrite | None = None,
+        continues: tuple[int, int] | None = None,
+        request: ProgramRequest | None = None,
         agent: str | None = None,
         trained: bool = True,
     ) -> TurnStatus:
@@ -544,6 +536,7 @@ class AsyncSampler(ABC):
 
         `messages`: added before the turn. `format_error`: what is wrong with its calls. `repeated`:
         whether it repeats earlier turns. `rewrite`: how the conversation was rewritten before it.
+        `continues`: turn and number of the messages before the added ones. `request`: of a program.
         `agent`: which of a program's agents it is of. `trained`: whether its tokens may be trained.
         """
         made, tokens = turn.generation, turn.tokens
@@ -568,6 +561,9 @@ class AsyncSampler(ABC):
             rewrite=rewrite,
             service=made.service,
             messages=list(messages),
+            continues=continues[0] if continues else None,
+            n_continued=continues[1] if continues else 0,
+            request=request,
             drift=tokens.prompt_change.drift if tokens.prompt_change else None,
             prompt_delta_ids=pack_ints(tokens.prompt_delta),
             prompt_len=tokens.prompt_len,
@@ -592,9 +588,33 @@ class AsyncSampler(ABC):
         """Store a turn, and count it in the Record."""
         await self.keep_tools()
         await self.resources.records.add_turn(document)
+        self._count_stored(document)
+
+    def _count_stored(self, document: DispatchedSamplingTask) -> None:
         self.record.turns.append(document.id)
         counts = self.record.turn_statuses
         counts[document.status] = counts.get(document.status, 0) + 1
+
+    def go_on_after(self, turns: Sequence[DispatchedSamplingTask]) -> list[Turn]:
+        """Take up an attempt where its stored turns end; returns them as they were generated.
+
+        Raises ValueError if they do not fit together.
+        """
+        made, record = restored_turns(turns, self.resources.renderer), self.record
+        self.context = made.context
+        self._count_continuations()
+        record.n_turns, record.versions = self.context.n_turns, self.context.versions
+        record.turns, record.turn_statuses = [], {}
+        for document in turns:
+            self._count_stored(document)
+        replayed = [turn.generation for turn in made.turns if turn.generation.replayed is not None]
+        if replayed:
+            n_tokens = sum(len(generation.output_ids) for generation in replayed)
+            record.replay = Replay(turns=len(replayed), tokens=n_tokens)
+        record.n_tool_calls = sum(len(document.tool_calls) for document in turns)
+        # Other requests than those of the process before, which may still be running.
+        self._n_asked = int(time.time())
+        return made.turns
 
 
 def load_renderer(config: Config) -> ChatRenderer:

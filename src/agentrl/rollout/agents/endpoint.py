@@ -26,12 +26,11 @@ from agentrl.databases.records import RecordLedger, turn_id
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.inference.pool import ServicePool
-from agentrl.rollout.agents.agent_registry import find_agent, known_agents
+from agentrl.rollout.agents.agent_registry import find_agent
 from agentrl.rollout.agents.answers import extract_answer
 from agentrl.rollout.agents.base import SamplerResources
 from agentrl.rollout.agents.math import MathSampler, math_question, math_schema
 from agentrl.rollout.agents.mcp import MCPSampler
-from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.agents.repetition import repeats
 from agentrl.rollout.agents.single_turn import SingleTurnSampler
 from agentrl.rollout.agents.tool_sampler import MCPResources, ToolSampler
@@ -68,17 +67,6 @@ class NoServices(ServicePool):
 
     def update(self, services: object) -> None:
         """Services are not asked."""
-
-
-class EndpointAgents(Agents):
-    """All agents of a process, held with the endpoint."""
-
-    def _kind(self, name: str | None) -> type["EndpointSampler"]:
-        return cast(type[EndpointSampler], self._default)
-
-    def with_the_tools_of(self, name: str | None) -> frozenset[str | None]:
-        """All agents: they have one set of tools."""
-        return frozenset({None, *known_agents()})
 
 
 class EndpointSampler(ToolSampler):

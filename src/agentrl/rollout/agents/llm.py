@@ -14,10 +14,18 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from agentrl.databases.documents import Rewrite, StopReason, ToolCall
+from agentrl.databases.documents import (
+    DispatchedSamplingTask,
+    ProgramRequest,
+    Rewrite,
+    StopReason,
+    ToolCall,
+)
 from agentrl.databases.records import turn_id
 from agentrl.inference.generation_builder import OnTokens
-from agentrl.rollout.agents.base import AsyncSampler, Turn
+from agentrl.rollout.agents.base import AsyncSampler
+from agentrl.rollout.agents.stored_turns import conversations_of
+from agentrl.rollout.agents.turn import Turn
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import (
     Conversation,
@@ -28,7 +36,7 @@ from agentrl.rollout.chat import (
     beside_loop,
     n_characters,
 )
-from agentrl.rollout.tool_calls import Call, ParsedTurn
+from agentrl.rollout.tool_calls import Call, ParsedCall, ParsedTurn
 
 _FOLLOWING = frozenset({"tool", "user"})  # roles that may follow a reply
 
@@ -38,9 +46,11 @@ class OpenTurn:
     """A turn that is not stored yet, because its tools may still answer."""
 
     generated: Turn
-    added: list[Message]  # messages added before the turn, for display
+    added: list[Message]  # messages of the prompt beside those of `continues`
     format_error: str | None
     rewrite: Rewrite | None
+    continues: tuple[int, int] | None = None  # an earlier turn, and how many messages of it
+    request: ProgramRequest | None = None
     calls: list[ToolCall] = field(default_factory=list)
     tools_latency_s: float = 0.0
     agent: str | None = None
@@ -74,13 +84,26 @@ class ChatReply:
 
 @dataclass(eq=False, slots=True)
 class _Thread:
-    """A conversation that ends with a reply and can be continued."""
+    """A conversation that ends with a reply and can be continued.
 
-    conversation: Conversation
+    `earlier`: the turns of the conversation before the reply, where it was taken from the ledger.
+    The conversation is then made again when it is continued, with the tools of that request.
+    `no_tools_of_it`: tools with which it does not have these tokens.
+    """
+
+    conversation: Conversation | None
     tools: tuple[ToolSchema, ...]
     messages: list[Message]
     ids: list[int]
     reply: OpenTurn
+    earlier: Sequence[OpenTurn] = ()
+    no_tools_of_it: list[tuple[ToolSchema, ...]] = field(default_factory=list)
+
+    def may_have(self, tools: tuple[ToolSchema, ...]) -> bool:
+        """Whether its prompt may offer these tools."""
+        if self.conversation is None:
+            return tools not in self.no_tools_of_it
+        return self.tools == tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +113,7 @@ class _Prompt:
     conversation: Conversation
     ids: list[int]
     added: list[Message]
+    continues: tuple[int, int] | None
     next_prompt: NextPrompt | None = None
 
 
@@ -136,6 +160,9 @@ class ChatModel:
         messages = deepcopy(messages)  # the agent may change its own
         sampler.note_tools(schemas)
         thread = self._find_thread(messages, schemas)
+        while thread is not None and thread.conversation is None:
+            await self._make_again(thread, schemas)
+            thread = self._find_thread(messages, schemas)
         if thread is None:
             prompt = await self._begin(list(messages), schemas)
         else:
@@ -159,7 +186,9 @@ class ChatModel:
         if schemas and generated.stop_reason is None:
             parsed = sampler.resources.renderer.parse_calls(generated.text, schemas)
         fault = format_error(parsed.calls, schemas)
-        turn = OpenTurn(generated, prompt.added, fault, rewrite, agent=agent, trained=trained)
+        turn = OpenTurn(
+            generated, prompt.added, fault, rewrite, prompt.continues, agent=agent, trained=trained
+        )
         message: Message = {"role": "assistant", "content": generated.text}
         ids = [*prompt.ids, *answer.output_ids]
         self._threads.append(
@@ -185,6 +214,46 @@ class ChatModel:
         """Store the turn of a reply now: its calls, if it has any, are made elsewhere."""
         await self._store([reply.turn])
 
+    def go_on_after(self, stored: Sequence[DispatchedSamplingTask]) -> list[ChatReply]:
+        """Take up a record where its stored turns end; returns its own replies, in order.
+
+        Raises ValueError if the turns do not fit together.
+        """
+        replies: list[ChatReply] = []
+        lines: list[list[OpenTurn]] = []  # for each turn, those of its conversation
+        turns, told = iter(self._sampler.go_on_after(stored)), conversations_of(stored)
+        for document, messages in zip(stored, told, strict=True):
+            if not document.output_ids:  # of another model
+                lines.append([])
+                continue
+            generated = next(turns)
+            begun = document.rewrite is not None or document.continues is None
+            rewrite = None if document.rewrite is None else Rewrite(document.rewrite)
+            continues = None
+            if document.continues is not None:
+                continues = (document.continues, document.n_continued)
+            turn = OpenTurn(
+                generated, list(document.messages), document.format_error, rewrite, continues,
+                document.request, agent=document.agent, trained=document.trained,
+            )  # fmt: skip
+            earlier = [] if begun or continues is None else lines[continues[0]]
+            lines.append([*earlier, turn])
+            if earlier:  # continued, so it is no end of a conversation any more
+                self._threads = [t for t in self._threads if t.reply is not earlier[-1]]
+            line = self._sampler.context.line(document.segment)["ids"]
+            ids = line[: document.prompt_len].tolist() + list(generated.generation.output_ids)
+            self._threads.append(_Thread(None, (), messages, ids, turn, earlier))
+            self._ids_of[generated.text] = generated.generation.output_ids
+            calls = tuple(ParsedCall(call.name, call.arguments) for call in document.tool_calls)
+            content = self._sampler.resources.renderer.said(generated.text)
+            reason = generated.stop_reason
+            thinking = self._sampler.resources.renderer.begins_thought(ids[: document.prompt_len])
+            replies.append(
+                ChatReply(messages[-1], generated.text, content, calls, reason, turn, thinking)
+            )
+            self.last = turn
+        return replies
+
     async def finish(self) -> None:
         """The agent has ended: store the open turns. Later replies raise RuntimeError."""
         self._finished = True
@@ -199,7 +268,7 @@ class ChatModel:
         fitting = [
             thread
             for thread in self._threads
-            if thread.tools == tools
+            if thread.may_have(tools)
             and len(thread.messages) < len(messages)
             and list(messages[: len(thread.messages)]) == thread.messages
             and {message["role"] for message in messages[len(thread.messages) :]} <= _FOLLOWING
@@ -208,12 +277,25 @@ class ChatModel:
 
     async def _go_on(self, thread: _Thread, added: Sequence[Message]) -> _Prompt:
         self._threads.remove(thread)  # a second call after the same reply begins a segment
-        said = thread.reply.generated.generation
-        size = thread.conversation.n_characters + n_characters(added)
-        next_prompt = await beside_loop(size, thread.conversation.extend, said.output_ids, added)
-        before = thread.ids if next_prompt.extends else []
-        ids = [*before, *next_prompt.ids]
-        return _Prompt(thread.conversation, ids, list(added), next_prompt)
+        assert thread.conversation is not None, "it was made again"
+        ids, next_prompt = await _extended(thread.conversation, thread.ids, thread.reply, added)
+        continues = (thread.reply.generated.tokens.turn, len(thread.messages))
+        return _Prompt(thread.conversation, ids, list(added), continues, next_prompt)
+
+    async def _make_again(self, thread: _Thread, tools: tuple[ToolSchema, ...]) -> None:
+        """Make the conversation of a thread of the ledger, if with these tools it has its ids."""
+        first, *later = [*thread.earlier, thread.reply]
+        n_later = sum(len(turn.added) + 1 for turn in later)
+        prompt = await self._begin(thread.messages[: len(thread.messages) - n_later - 1], tools)
+        ids, before = prompt.ids, first
+        for turn in later:
+            ids = [*ids, *before.generated.generation.output_ids]
+            ids, _ = await _extended(prompt.conversation, ids, before, turn.added)
+            before = turn
+        if [*ids, *before.generated.generation.output_ids] == thread.ids:
+            thread.conversation, thread.tools = prompt.conversation, tools
+        else:
+            thread.no_tools_of_it.append(tools)
 
     async def _begin(self, messages: list[Message], tools: tuple[ToolSchema, ...]) -> _Prompt:
         entries = [Entry(message, self._generated(message)) for message in messages]
@@ -221,18 +303,21 @@ class ChatModel:
         begun = messages[:given] or messages
         size, renderer = n_characters(messages), self._sampler.resources.renderer
         conversation = await beside_loop(size, Conversation, renderer, begun, tools)
-        unsaid = self._unsaid(entries)
+        continues = self._shared(messages)
+        added = messages[continues[1] if continues else 0 :]
         if given == len(entries):
-            return _Prompt(conversation, list(conversation.prompt_ids), unsaid)
+            return _Prompt(conversation, list(conversation.prompt_ids), added, continues)
         next_prompt = await beside_loop(size, conversation.rewrite, entries)
-        return _Prompt(conversation, list(next_prompt.ids), unsaid, next_prompt)
+        return _Prompt(conversation, list(next_prompt.ids), added, continues, next_prompt)
 
-    def _unsaid(self, entries: Sequence[Entry]) -> list[Message]:
-        """The messages that are in no conversation of the record yet."""
-        said = [message for thread in self._threads for message in thread.messages]
-        return [
-            entry.message for entry in entries if not entry.output_ids and entry.message not in said
+    def _shared(self, messages: Sequence[Message]) -> tuple[int, int] | None:
+        """The turn whose messages begin most as these do, and how many are the same."""
+        shared = [
+            (_n_common(thread.messages, messages), thread.reply.generated.tokens.turn)
+            for thread in self._threads
         ]
+        n_messages, turn = max(shared, default=(0, 0))
+        return (turn, n_messages) if n_messages else None
 
     def _generated(self, message: Message) -> tuple[int, ...]:
         """The sampled ids of a message that is an unchanged reply; () for any other message."""
@@ -258,6 +343,24 @@ class ChatModel:
             format_error=turn.format_error,
             tools_latency_s=turn.tools_latency_s,
             rewrite=turn.rewrite,
+            continues=turn.continues,
+            request=turn.request,
             agent=turn.agent,
             trained=turn.trained,
         )
+
+
+async def _extended(
+    conversation: Conversation, ids: list[int], reply: OpenTurn, added: Sequence[Message]
+) -> tuple[list[int], NextPrompt]:
+    """The prompt after a reply with `ids` up to its end, and how it follows."""
+    size = conversation.n_characters + n_characters(added)
+    said = reply.generated.generation
+    next_prompt = await beside_loop(size, conversation.extend, said.output_ids, added)
+    return [*(ids if next_prompt.extends else []), *next_prompt.ids], next_prompt
+
+
+def _n_common(one: Sequence[Message], other: Sequence[Message]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

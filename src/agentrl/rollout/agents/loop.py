@@ -28,7 +28,7 @@ from agentrl.databases.documents import Record, StopReason
 from agentrl.databases.tasks import Claim
 from agentrl.inference.protocol import Generation
 from agentrl.rollout.agents.answers import extract_answer
-from agentrl.rollout.agents.base import AsyncSampler, SamplerResources, Turn
+from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 from agentrl.rollout.agents.limits import LimitReached
 from agentrl.rollout.agents.loop_given import (
     ServerManager,
@@ -38,6 +38,7 @@ from agentrl.rollout.agents.loop_given import (
     run_fields,
 )
 from agentrl.rollout.agents.loop_tokens import GeneratedSpan, generated_spans
+from agentrl.rollout.agents.turn import Turn
 
 REWARD_SCORE = "reward_score"  # key of the loop's own score in its Record's `scores`
 

@@ -20,7 +20,7 @@ from agentrl.databases.documents import Record, Rewrite, StopReason, ToolCall, T
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.rollout.agents.answers import extract_answer
-from agentrl.rollout.agents.base import SamplerResources, Turn
+from agentrl.rollout.agents.base import SamplerResources
 from agentrl.rollout.agents.context_strategies import (
     SUMMARY_REQUEST,
     TAKEN_OUT,
@@ -31,6 +31,7 @@ from agentrl.rollout.agents.context_strategies import (
 )
 from agentrl.rollout.agents.repetition import repeats
 from agentrl.rollout.agents.tool_sampler import MadeCall, ToolSampler
+from agentrl.rollout.agents.turn import Turn
 from agentrl.rollout.agents.turn_status import format_error
 from agentrl.rollout.chat import Entry, Message
 from agentrl.rollout.tool_calls import Call, ParsedCall

@@ -12,7 +12,7 @@ from agentrl.databases.documents import Record
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import error_line
-from agentrl.rollout.agents.agent_registry import find_agent, named_agents
+from agentrl.rollout.agents.agent_registry import find_agent, known_agents, named_agents
 from agentrl.rollout.agents.base import AsyncSampler, SamplerResources
 
 
@@ -117,6 +117,17 @@ class Agents:
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
+
+
+class OneAgent(Agents):
+    """The agents of a process in which one class makes all attempts, whatever tasks name."""
+
+    def _kind(self, name: str | None) -> type[AsyncSampler]:
+        return self._default
+
+    def with_the_tools_of(self, name: str | None) -> frozenset[str | None]:
+        """All agents: they have one set of tools."""
+        return frozenset({None, *known_agents()})
 
 
 def _owner(kind: type[AsyncSampler]) -> type[AsyncSampler]:

@@ -19,7 +19,7 @@ from agentrl.databases.documents import (
     Record,
     TurnStatus,
 )
-from agentrl.rollout.chat.tokens import TokenContext
+from agentrl.rollout.chat.tokens import TokenContext, TurnTokens
 from agentrl.rollout.groups.group_rules import turn_advantage, turn_advantages
 
 # Why no turn of a Record is trained.
@@ -134,9 +134,16 @@ def replay(
     ValueError if a turn is missing or does not continue the tokens before it. Turns of other models
     have no tokens and are passed over.
     """
+    return replay_turns(turns, columns)[0]
+
+
+def replay_turns(
+    turns: Sequence[DispatchedSamplingTask], columns: Sequence[Mapping[str, ArrayLike]] = ()
+) -> tuple[TokenContext, list[TurnTokens]]:
+    """As `replay`; also returns the tokens of each turn."""
     if not turns:
         raise ValueError("there are no turns")
-    context = TokenContext()
+    context, made = TokenContext(), []
     numbers = {turn.id: turn.turn for turn in turns}
     for index, turn in enumerate(turns):
         if turn.turn != index:
@@ -164,4 +171,5 @@ def replay(
                 f"turn {index} has a prompt of {turn.prompt_len} tokens with {turn.shared_len} "
                 f"shared, but its deltas make {tokens.prompt_len} with {shared_len} shared"
             )
-    return context
+        made.append(tokens)
+    return context, made

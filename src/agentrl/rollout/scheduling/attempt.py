@@ -3,6 +3,7 @@
     sample -> Record sampled: its turns and counts are stored, and it is scored
            -> Record failed, slot tried again or given up      the agent failed
            -> Record failed, slot handed back at no cost       told to stop, or infrastructure
+           -> Record failed, slot free after a loss            its client went silent
 
     score  -> Record scored, slot completed, and the group finalised if it was its last slot
                                      its rollout may be forked: then further slots are free
@@ -50,8 +51,16 @@ MOST_OUTAGES = 100  # outages of a rollout that do not count otherwise
 LET_GO_S = 5.0  # the time that a cancelled agent has to end
 
 
-class _HandedBack(Exception):
-    """The attempt was told to stop; this is no failure. The message says why."""
+class HandedBack(Exception):
+    """The attempt was told to stop, or stops itself; this is no failure. The message says why."""
+
+
+class WentSilent(Exception):
+    """Who was to make the attempt, on another machine, went silent. The message says how."""
+
+
+class _Left(Exception):
+    """The attempt is left as it is, for the process that comes in the place of this one."""
 
 
 class _OutOfTime(Exception):
@@ -85,11 +94,15 @@ class Attempt:
 
     def hand_back(self, reason: str) -> None:
         """Stop the current step and leave it to others. A sampled trajectory stays stored."""
-        self._stop(_HandedBack(reason))
+        self._stop(HandedBack(reason))
 
     def lose(self) -> None:
         """The lease is gone: stop and write nothing more."""
         self._stop(LeaseLost(f"the lease on the slot of {self.claim.record_id} is gone"))
+
+    def leave(self) -> None:
+        """Stop and write nothing: another process takes the attempt over as it is."""
+        self._stop(_Left())
 
     async def run(self) -> None:
         """Sample and score, or only score, and settle the slot by the result."""
@@ -104,6 +117,8 @@ class Attempt:
             if self.started is not None:
                 await asyncio.wait({self.started})  # a Record that is being stored arrives first
             await self.records.disown(self.claim.record_id)
+        except _Left:
+            log.info("%s stays as it is", self.claim.record_id)
         finally:
             self._sampler = None  # it refers to this: a conversation would wait for the collector
 
@@ -111,9 +126,14 @@ class Attempt:
         """Returns the Task if this was its group's last slot."""
         try:
             record = self.record if self.claim.to_score else await self._sampled()
-        except (LeaseLost, TransitionRefused, DatabaseUnreachable):
+        except (LeaseLost, TransitionRefused, DatabaseUnreachable, _Left):
             raise
-        except (_HandedBack, AgentUnavailable) as reason:
+        except WentSilent as silent:
+            log.warning("%s: %s", self.claim.record_id, silent)
+            await self._end_failed(str(silent))
+            self.opens = True
+            return await self.ledger.lose(self.claim, str(silent))
+        except (HandedBack, AgentUnavailable) as reason:
             await self._hand_back(f"{HANDED_BACK}{reason}")
             return None
         except Exception as error:  # an agent or a tool may raise anything
@@ -191,9 +211,9 @@ class Attempt:
             return await self._quarantine(record, str(self.claim.task.slots[0].error))
         try:
             scored = await self._unless_stopped(self._score(record), self._scorer)
-        except (LeaseLost, DatabaseUnreachable):
+        except (LeaseLost, DatabaseUnreachable, _Left):
             raise
-        except _HandedBack:
+        except HandedBack:
             await self.scorings.hand_back(self.claim)
             return None
         except (AgentUnavailable, InfrastructureFailure) as outage:

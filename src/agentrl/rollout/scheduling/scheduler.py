@@ -9,7 +9,7 @@ once in `concurrency.py`.
 import asyncio
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,10 @@ from agentrl.configs import Config, ConfigError
 from agentrl.configs.run_flags import refuse_changed
 from agentrl.databases.changes import Changes
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, Run, Split, Task
+from agentrl.databases.documents import Record, RecordStatus, Run, Split, Task
 from agentrl.databases.due import anything_due, finalisations_due, scorings_due
 from agentrl.databases.finalisations import Finalisations
+from agentrl.databases.owners import owners_at
 from agentrl.databases.records import new_record
 from agentrl.databases.scorings import ScoringLedger
 from agentrl.databases.task_choice import TaskChoice
@@ -31,6 +32,7 @@ from agentrl.rollout.scheduling.attempt import Attempt
 from agentrl.rollout.scheduling.breakers import Breakers
 from agentrl.rollout.scheduling.claim_state import ClaimState, Work
 from agentrl.rollout.scheduling.concurrency import Concurrency
+from agentrl.rollout.scheduling.demand import Demand
 from agentrl.rollout.scheduling.work_view import Observer, WorkView
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,8 @@ class SamplingScheduler:
     """Runs samplers until the run is finished or `stop()` is called.
 
     `evaluation`: sample this evaluation only, and end with it. `endpoint`: URL of an API that is
-    asked instead of services.
+    asked instead of services. `demand`: who asks for attempts, if they are begun for somebody. When
+    such a process is stopped, it leaves its attempts to the next one in its place.
     """
 
     database: RunDatabase
@@ -55,6 +58,7 @@ class SamplingScheduler:
     owner: str
     evaluation: int | None = None
     endpoint: str | None = None
+    demand: Demand | None = None
     _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
     _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to do
@@ -137,13 +141,18 @@ class SamplingScheduler:
             for task in background:
                 task.add_done_callback(lambda _: self._wake.set())
             try:
+                if self.demand is not None:
+                    await self._take_over(self.demand)
                 await self._claim_until_finished(background)
                 await self._drain(background)
             finally:
                 for task in background:
                     task.cancel()
                 self._records.leases.close()
-                await self._hand_back("the sampler stopped")
+                if self.demand is not None and self._stopping:
+                    await self._leave()
+                else:
+                    await self._hand_back("the sampler stopped")
                 for outcome in await asyncio.gather(*background, return_exceptions=True):
                     if isinstance(outcome, Exception):
                         raise outcome
@@ -155,6 +164,8 @@ class SamplingScheduler:
             if self._state.work is Work.UNKNOWN:
                 work_view = await self._look()
             if work_view.finished:
+                if self.demand is not None:
+                    self.demand.over()
                 return
             if not await self._claim(work_view):
                 await self._wake.wait()
@@ -180,9 +191,39 @@ class SamplingScheduler:
         except ConfigError as error:
             self._mislead(error)
 
+    async def _take_over(self, demand: Demand) -> None:
+        """Go on with the attempts that an earlier process at the same place has left."""
+        demand.on_change(self._freed)
+        asked = time.monotonic()
+        claims = await self._ledger.take_over(owners_at(demand.place))
+        records = await self._records.taken_over([claim.record_id for claim in claims], asked)
+        sampling = [id for id, record in records.items() if record.status == RecordStatus.SAMPLING]
+        demand.resumed(sampling)
+        for claim in claims:
+            record = records.get(claim.record_id)
+            if record is None or record.status == RecordStatus.FAILED:
+                self._records.leases.end(claim.record_id)  # the reaper ends it as it should
+            elif claim.record_id in sampling:
+                self._start(claim, record, asyncio.create_task(asyncio.sleep(0)))
+            else:
+                self._start(replace(claim, to_score=True), record)
+        if claims:
+            log.info("took over %d attempts, %d to sample", len(claims), len(sampling))
+
     async def _claim(self, work_view: WorkView) -> bool:
         """Claim slots of one group and begin them. Returns whether any were claimed."""
+        if self.demand is None:
+            return await self._claim_some(work_view, None, None)
+        for line, wanted in self.demand.wanted().items():
+            if await self._claim_some(work_view, wanted, line):
+                return True
+        return False
+
+    async def _claim_some(self, work_view: WorkView, wanted: int | None, line: str | None) -> bool:
+        """As `_claim`. `wanted`: no more than so many; None: as many as there is room for. `line`:
+        only of this line of the tasks."""
         room = self._concurrency.limit - self._count(to_score=False)
+        room = room if wanted is None else min(room, wanted)
         if self._stopping or self._state.work is Work.NONE or not work_view.services or room <= 0:
             return False
         self._state.trying()
@@ -193,10 +234,10 @@ class SamplingScheduler:
             room = 1
         if work_view.evaluation:
             claims = await self._ledger.claim(
-                Split.EVAL, count=room, epoch=self.evaluation, without=held_back
+                Split.EVAL, count=room, epoch=self.evaluation, without=held_back, line=line
             )
         if not claims and work_view.training is not None:
-            claims, asked = await self._claim_training(work_view.training, room, held_back)
+            claims, asked = await self._claim_training(work_view.training, room, held_back, line)
         if claims:
             self._state.found()
             for claim in claims:
@@ -205,24 +246,26 @@ class SamplingScheduler:
         return bool(claims)
 
     async def _claim_training(
-        self, run: Run, room: int, without: TaskChoice
+        self, run: Run, room: int, without: TaskChoice, line: str | None
     ) -> tuple[list[Claim], float]:
         """Claim slots of the first training group that may be worked on.
 
         Returns the claims, and the time before the request (`asked` of `HeldLeases`).
         """
-        asked, claims = time.monotonic(), await self._claim_admitted(room, without)
+        asked, claims = time.monotonic(), await self._claim_admitted(room, without, line)
         # A new admission limit is needed only when all groups up to the old one are begun.
         if not claims and self._state.admitted(await self._observer.admission_limit(run)):
-            asked, claims = time.monotonic(), await self._claim_admitted(room, without)
+            asked, claims = time.monotonic(), await self._claim_admitted(room, without, line)
         return claims, asked
 
-    async def _claim_admitted(self, room: int, without: TaskChoice) -> list[Claim]:
+    async def _claim_admitted(
+        self, room: int, without: TaskChoice, line: str | None
+    ) -> list[Claim]:
         if self._stopping:  # since the claim began
             return []
         limit = self._state.admission_limit
         return await self._ledger.claim(
-            Split.TRAIN, count=room, admission_limit=limit, without=without
+            Split.TRAIN, count=room, admission_limit=limit, without=without, line=line
         )
 
     def _begin(self, claims: list[Claim], asked: float) -> None:
@@ -233,6 +276,8 @@ class SamplingScheduler:
         # Each attempt raises an error of this task itself; mark it as retrieved in any case.
         started.add_done_callback(lambda task: task.cancelled() or task.exception())
         for claim, record in zip(claims, records, strict=True):
+            if self.demand is not None:
+                self.demand.begun(record.id)
             self._start(claim, record, started)
 
     def _start(
@@ -323,6 +368,8 @@ class SamplingScheduler:
     def _ended(self, record: str, task: asyncio.Task[None]) -> None:
         attempt, _ = self._attempts.pop(record)
         self._records.leases.end(record)
+        if self.demand is not None:
+            self.demand.ended(record)
         if attempt.opens:
             self._state.opened()
         self._wake.set()
@@ -337,7 +384,7 @@ class SamplingScheduler:
 
         Not after the end of the run: nobody would train them.
         """
-        if not self._stopping or not self._attempts:
+        if not self._stopping or not self._attempts or self.demand is not None:
             return
         seconds = self.config.sampling.drain_seconds
         log.info("stopping: %d trajectories have %g s to finish", len(self._attempts), seconds)
@@ -353,6 +400,13 @@ class SamplingScheduler:
         self._finaliser.stop()
         for attempt, _ in self._attempts.values():
             attempt.hand_back(reason)
+        await asyncio.gather(*self._tasks(), *self._finalising, return_exceptions=True)
+
+    async def _leave(self) -> None:
+        """Stop all attempts in progress and write nothing of it."""
+        self._finaliser.stop()
+        for attempt, _ in self._attempts.values():
+            attempt.leave()
         await asyncio.gather(*self._tasks(), *self._finalising, return_exceptions=True)
 
     def _tasks(self) -> list[asyncio.Task[None]]:

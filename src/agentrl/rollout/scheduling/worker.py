@@ -13,12 +13,13 @@ from agentrl.databases.services import register_urls
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.agents import find_agent, load_agents
 from agentrl.rollout.agents.base import AsyncSampler
-from agentrl.rollout.agents.endpoint import EndpointAgents, EndpointSampler, NoServices
+from agentrl.rollout.agents.endpoint import EndpointSampler, NoServices
 from agentrl.rollout.agents.limits import check_model_context
-from agentrl.rollout.agents.process import Agents
+from agentrl.rollout.agents.process import Agents, OneAgent
 from agentrl.rollout.groups.advantages import find_estimator
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.scheduling.attempt import LET_GO_S
+from agentrl.rollout.scheduling.demand import Demand
 from agentrl.rollout.scheduling.joining import join
 from agentrl.rollout.scheduling.process_end import END_S, ProcessEnd, run_to_its_end
 from agentrl.rollout.scheduling.process_share import ProcessShare
@@ -59,11 +60,13 @@ async def sample(
     evaluation: int | None = None,
     end: ProcessEnd | None = None,
     endpoint: AgentModel | None = None,
+    demand: Demand | None = None,
 ) -> None:
     """Sample for the run of `config`, or only for the evaluation at step `evaluation`.
 
     `end`: of this process, if it does nothing else. `endpoint`: a model behind an API, which is
-    asked instead of the run's services.
+    asked instead of the run's services. `demand`: who asks for attempts, if they are begun for
+    somebody.
     """
     load_agents(config)
     find_estimator(config.reward.estimator)
@@ -75,11 +78,12 @@ async def sample(
     database = await connect(url, config.run.run_name, config.sampling.startup_timeout)
     try:
         await register_urls(database, config.inference_urls)
-        kind = find_agent(config.agent.agent_name)
-        opened, agents_of, pool_of = AsyncSampler.open_resources, Agents, ServicePool
+        kind = find_agent(config.agent.agent_name) if demand is None else demand.kind
+        opened, pool_of = AsyncSampler.open_resources, ServicePool
+        agents_of: type[Agents] = Agents if demand is None else OneAgent
         if endpoint is not None:
             kind = EndpointSampler.of(endpoint)
-            opened, agents_of, pool_of = kind.open_resources, EndpointAgents, NoServices
+            opened, agents_of, pool_of = kind.open_resources, OneAgent, NoServices
         pool = pool_of(
             api_key=config.sampling.inference_api_key,
             request_timeout_s=config.sampling.request_timeout,
@@ -97,7 +101,8 @@ async def sample(
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLD)
             url = None if endpoint is None else endpoint.base_url
-            scheduler = SamplingScheduler(database, config, agents, process_name(), evaluation, url)
+            name = process_name(None if demand is None else demand.place)
+            scheduler = SamplingScheduler(database, config, agents, name, evaluation, url, demand)
             loop, asked = asyncio.get_running_loop(), StopRequest()
 
             def stop(number: int) -> None:
