@@ -47,6 +47,9 @@ _UNTOLD_S = 2.0  # a database that answers within this is not waited for
 # answer would wait for many minutes. The driver asks each member this often whether it is there.
 # Where one does not answer for both times together, it interrupts the operations that wait for it.
 _LOOK_MS, _CONNECT_MS = 1000, 4000
+# What the driver waits for without an end, a connection of its pool and an answer, may be lost when
+# it interrupts operations. An operation that waits longer is repeated as after any outage.
+_POOL_MS, _ANSWER_MS = 60_000, 300_000
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
 
 # Error codes of a server that is temporarily unable to serve. PyMongo retries once, which is too
@@ -332,6 +335,8 @@ async def connect(
             serverSelectionTimeoutMS=int(timeout_s * 1000),
             heartbeatFrequencyMS=_LOOK_MS,
             connectTimeoutMS=_CONNECT_MS,
+            waitQueueTimeoutMS=_POOL_MS,
+            socketTimeoutMS=_ANSWER_MS,
         )
     except URL_ERRORS as error:
         raise DatabaseUnreachable(
