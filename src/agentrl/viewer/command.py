@@ -55,7 +55,10 @@ def main(argv: Sequence[str]) -> int:
                     print_lines(Console(), [f"open {address}", "until Ctrl-C"])
                     await _until_signal()
             except OSError as error:
-                raise ConfigError(f"--port {arguments.port}: {error.strerror or error}") from None
+                raise ConfigError(
+                    f"--port {arguments.port}: {error.strerror or error} (`agentrl view` may be "
+                    "open already; --port 0 takes a free one)"
+                ) from None
 
     asyncio.run(serve())
     return 0

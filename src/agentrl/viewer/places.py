@@ -84,6 +84,11 @@ class Places:
         """All runs, newest first. Raises `DatabaseUnreachable`."""
         return await list_runs(self._root, self._url)
 
+    @property
+    def root(self) -> Path:
+        """The folder of the runs."""
+        return self._root
+
     @asynccontextmanager
     async def run(self, name: str) -> AsyncIterator[Place]:
         """The run of this name. Raises `ConfigError` if there is none, `DatabaseUnreachable`."""
