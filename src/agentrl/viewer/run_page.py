@@ -72,7 +72,7 @@ async def read_run_page(place: Place) -> RunPage:
 
 async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
     """Those by `agentrl eval`, the newest first."""
-    found = []
+    found: list[tuple[str, int, float]] = []
     for split, epoch, name in await sides(place):
         if epoch < 0 and len(found) < _SHOWN_EVALUATIONS:
             successes = (await read_side(place, split, epoch, name)).successes
