@@ -29,7 +29,11 @@ def main(argv: Sequence[str]) -> int:
     """
     given = view_parser().parse(argv)
     arguments = given.own
-    url = config_of(given.values).run.db_connection_string or read_deployment(os.environ).db_url
+    run = config_of(given.values).run
+    url = run.db_connection_string or read_deployment(os.environ).db_url
+    if run.output_dir is not None and arguments.run is None:
+        raise ConfigError("--output_dir: name the run whose folder it is: agentrl view RUN")
+    elsewhere = {arguments.run: Path(run.output_dir)} if run.output_dir is not None else None
     password = os.environ.get(PASSWORD)
     if not _is_loopback(arguments.host) and password is None:
         raise ConfigError(
@@ -42,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     root = Path(arguments.output_root)
 
     async def serve() -> None:
-        async with Places(root, url) as places:
+        async with Places(root, url, elsewhere) as places:
             if arguments.run is not None:
                 async with places.run(arguments.run):
                     pass  # said now, if it is not there
