@@ -124,10 +124,20 @@ class WeightGroup:
         while not work.is_completed():
             if time.monotonic() > end:
                 self.abort()
+                del work
                 raise RuntimeError(f"no peer took or sent a tensor within {self._timeout_s:g} s")
             time.sleep(pause)
             pause = min(2 * pause, _LAST_LOOK_S)
-        work.wait()  # raises its error
+        try:
+            work.wait()
+        except RuntimeError as error:
+            told = str(error)
+        else:
+            return
+        # An error keeps the values of its frames. With gloo the connections close, and a peer that
+        # waits is told, when the last of them that holds the work is gone.
+        del work
+        raise RuntimeError(told)
 
     @contextmanager
     def _on_stream(self, *, after_caller: bool) -> Iterator[None]:
