@@ -8,6 +8,7 @@ import pytest
 from stored_turn import make_turn
 
 from agentrl.configs import RewardConfig
+from agentrl.databases.arrays import pack_ints
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DBRecordData,
@@ -20,6 +21,7 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
     TrainedStep,
+    TurnStatus,
 )
 from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.policies import Lineage
@@ -166,6 +168,22 @@ async def test_a_row_that_was_withdrawn_comes_back_and_one_that_never_was_is_mad
     assert [[scoring.scorer for scoring in history] for history in histories] == [
         ["exact_match", "even"]
     ] * 3
+
+
+async def test_a_row_of_new_advantages_says_anew_which_turns_a_positive_one_was_taken_from(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    await completed_group(database)
+    failed = {"id": "g-t0-a0-1", "turn": 1, "status": TurnStatus.TOOL_FAILED,
+              "prompt_delta_ids": pack_ints([6]), "prompt_len": 6}  # fmt: skip
+    await database.turns.insert_one(make_turn("g-t0-a0").model_copy(update=failed).to_mongo())
+    await database.rows.delete_one({"_id": "g-t0-a0"})
+    for name, scores, capped in (
+        ("worst", [0.0, 1.0, 1.0], [0, 0, 0, 0]), ("best", [1.0, 0.0, 0.0], [0, 0, 1, 1]),
+    ):  # fmt: skip
+        await rescore(database, scorers, scores_by_rollout(f"first_{name}_of_all", scores))
+        tree = (await rows_of(database))["g-t0-a0"].tree
+        assert tree["capped"][tree["mask"] == 1].tolist() == capped
 
 
 @pytest.mark.parametrize(

@@ -105,10 +105,11 @@ class Rescoring:
                 {"_id": part["_id"]}, {"$setOnInsert": part}, upsert=True
             )
         values = {"reward": row["reward"]}
-        if parts:
-            values[f"{PARTS}.advantages"] = row[PARTS]["advantages"]
-        else:
-            values["advantages"] = row["advantages"]
+        for column in ("advantages", "capped"):
+            if parts:
+                values[f"{PARTS}.{column}"] = row[PARTS][column]
+            else:
+                values[column] = row[column]
         rewritten = await rows.update_one(
             {**own, **_UNTOUCHED, "status": RowStatus.READY}, {"$set": values}
         )

@@ -20,7 +20,7 @@ from functools import partial
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, StopReason, Stretch, TurnStatus
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, score_of
-from agentrl.rollout.groups.fork_values import fork_advantages, of_turns
+from agentrl.rollout.groups.fork_values import fork_advantages
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
@@ -270,15 +270,9 @@ def turn_advantage(advantage: float, status: TurnStatus) -> float:
     return advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0)
 
 
-def turn_advantages(
-    advantage: float, statuses: Sequence[TurnStatus], stretches: Sequence[Stretch] = ()
-) -> list[float]:
-    """The advantage of each turn of a Record.
-
-    `stretches`: in a group with forks, the advantage of the turns from each stretch on.
-    """
-    given = of_turns(stretches, len(statuses)) if stretches else [advantage] * len(statuses)
-    return [turn_advantage(value, status) for value, status in zip(given, statuses, strict=True)]
+def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[float]:
+    """The advantage of each turn of a Record."""
+    return [turn_advantage(advantage, status) for status in statuses]
 
 
 def _is_right(record: Record) -> bool:

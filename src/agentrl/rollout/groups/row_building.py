@@ -20,7 +20,8 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.rollout.chat.tokens import TokenContext, TurnTokens
-from agentrl.rollout.groups.group_rules import turn_advantage, turn_advantages
+from agentrl.rollout.groups.fork_values import of_turns
+from agentrl.rollout.groups.group_rules import turn_advantage
 
 # Why no turn of a Record is trained.
 NOT_CHOSEN = "not_trained"  # all its turns are marked so: of other agents, or sampled otherwise
@@ -61,7 +62,7 @@ def build_row(
             f"record {record.id} was sampled at temperature {temperature}, not above 0"
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
-    of_turns = advantages_of(record, ordered, advantage)
+    given = given_advantages(record, ordered, advantage)
     # The turns before a fork are trained in the row of the Record that made them.
     own = 0 if record.fork is None else record.fork.turn
     chosen = [turn.trained and turn.turn >= own for turn in ordered]
@@ -73,8 +74,8 @@ def build_row(
         fault = f"no turn of record {record.id} ends within {longest} tokens"
         raise NothingToTrain(fault, TOO_LONG)
     columns: list[dict[str, ArrayLike]] = [
-        {"advantages": of_turn} if is_trained else {"mask": 0}
-        for of_turn, is_trained in zip(of_turns, trained, strict=True)
+        _of_turn(TurnStatus(turn.status), value) if is_trained else {"mask": 0}
+        for turn, value, is_trained in zip(ordered, given, trained, strict=True)
     ]
     try:
         context = replay(ordered, columns)
@@ -104,20 +105,37 @@ def build_row(
     )
 
 
+def given_advantages(
+    record: Record, turns: Sequence[DispatchedSamplingTask], advantage: float
+) -> list[float]:
+    """What each turn [n] of a Record is given, before its status counts.
+
+    `advantage`: the Record's. Stretches of a group with forks come before it, and so do agents with
+    rewards of their own.
+    """
+    given = of_turns(record.stretches, len(turns)) if record.stretches else [advantage] * len(turns)
+    own = record.agent_advantages
+    return [
+        own[turn.agent] if turn.agent in own else value
+        for turn, value in zip(turns, given, strict=True)
+    ]
+
+
 def advantages_of(
     record: Record, turns: Sequence[DispatchedSamplingTask], advantage: float
 ) -> list[float]:
-    """The advantage of each turn [n] of a Record, whose own is `advantage`.
-
-    Stretches of a group with forks come before it, and so do agents with rewards of their own.
-    """
-    statuses = [TurnStatus(turn.status) for turn in turns]
-    of_turns = turn_advantages(advantage, statuses, record.stretches)
-    own = record.agent_advantages
+    """The advantage of each turn [n] of a Record, whose own is `advantage`."""
+    given = given_advantages(record, turns, advantage)
     return [
-        turn_advantage(own[turn.agent], status) if turn.agent in own else value
-        for turn, status, value in zip(turns, statuses, of_turns, strict=True)
+        turn_advantage(value, TurnStatus(turn.status))
+        for turn, value in zip(turns, given, strict=True)
     ]
+
+
+def _of_turn(status: TurnStatus, given: float) -> dict[str, ArrayLike]:
+    """The columns of a trained turn."""
+    advantage = turn_advantage(given, status)
+    return {"advantages": advantage, "capped": int(advantage < given)}
 
 
 def _end(turn: DispatchedSamplingTask) -> int:
