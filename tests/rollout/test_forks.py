@@ -18,7 +18,9 @@ from agentrl.databases.documents import (
     ToolCall,
     TurnStatus,
 )
+from agentrl.databases.records import turn_id
 from agentrl.policy_version import VersionSpan
+from agentrl.rollout.agents.recorded import ForkedAnswers, recorded_turns
 from agentrl.rollout.groups.fork_choice import fork_turns
 from agentrl.rollout.groups.fork_values import fork_advantages
 from agentrl.rollout.groups.group_rules import apply_group_rules
@@ -179,13 +181,39 @@ def test_a_fork_s_row_trains_its_own_turns_and_a_forked_rollout_s_by_stretches()
     fork = record("f", 0.0, "p", 2).model_copy(
         update={"stretches": [Stretch(turn=2, advantage=-0.5)]}
     )
-    row = build_row(fork, line(3), -0.5, 1.0, 0)
+    shared = [turn.model_copy(update={"replayed": turn_id("p", turn.turn)}) for turn in line(2)]
+    turns = [*shared, line(3)[2]]
+    row = build_row(fork, turns, -0.5, 1.0, 0)
     assert row.tree["mask"].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
     # Only its own tokens make it old.
     assert (row.policy_versions, row.n_train_tokens) == ([2], 2)
     assert row.tree["advantages"][-2:].tolist() == [-0.5, -0.5]
     with pytest.raises(NothingToTrain, match="within 7 tokens"):
-        build_row(fork, line(3), -0.5, 1.0, 0, longest=7)
+        build_row(fork, turns, -0.5, 1.0, 0, longest=7)
+    # Its own turn came before the second of the shared ones, as with several conversations at once;
+    # it was made by an earlier attempt at the fork.
+    own = {"replayed": turn_id("f-a0", 1)}
+    turns = [shared[0], line(2)[1].model_copy(update=own), line(3)[2].model_copy(
+        update={"replayed": turn_id("p", 1)})]  # fmt: skip
+    row = build_row(fork, turns, -0.5, 1.0, 0)
+    assert row.tree["mask"].tolist() == [0, 0, 0, 0, 0, 1, 1, 0, 0, 0]
+    assert row.tree["advantages"][5:7].tolist() == [-0.5, -0.5]
+
+
+def test_a_later_attempt_at_a_fork_tells_the_shared_turns_from_its_own() -> None:
+    params = {"max_tokens": 4}
+    rollout = [turn.model_copy(update={"id": turn_id("p", turn.turn), "record_id": "p",
+                                       "params": params}) for turn in line(3)]  # fmt: skip
+    earlier = [turn.model_copy(update={"id": turn_id("f-a0", turn.turn), "record_id": "f-a0"})
+               for turn in rollout]  # fmt: skip
+    answers = ForkedAnswers(recorded_turns(rollout), 1, [recorded_turns(earlier)])
+    asked = recorded_turns(rollout)
+    # Its own turn is asked for first, by a conversation beside that of the shared one.
+    taken = [answers.take(asked[number].prompt, params) for number in (2, 0, 1)]
+    assert [turn and turn.stored.id for turn in taken] == ["f-a0-2", "p-0", "f-a0-1"]
+    answers = ForkedAnswers(recorded_turns(rollout), 1, [recorded_turns(earlier)])
+    answers.take(asked[1].prompt, params)
+    assert not answers.reached
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from agentrl.databases.documents import (
     Record,
     TurnStatus,
 )
+from agentrl.databases.records import record_of_turn
 from agentrl.rollout.chat.tokens import TokenContext, TurnTokens
 from agentrl.rollout.groups.fork_values import of_turns
 from agentrl.rollout.groups.group_rules import turn_advantage
@@ -63,9 +64,8 @@ def build_row(
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
     given = given_advantages(record, ordered, advantage)
-    # The turns before a fork are trained in the row of the Record that made them.
-    own = 0 if record.fork is None else record.fork.turn
-    chosen = [turn.trained and turn.turn >= own for turn in ordered]
+    # Shared turns are trained in the row of the Record that made them.
+    chosen = [turn.trained and not is_shared(record, turn) for turn in ordered]
     within = [longest is None or _end(turn) <= longest for turn in ordered]
     if ordered and not any(chosen):
         raise NothingToTrain(f"no turn of record {record.id} is to be trained", NOT_CHOSEN)
@@ -111,14 +111,24 @@ def given_advantages(
     """What each turn [n] of a Record is given, before its status counts.
 
     `advantage`: the Record's. Stretches of a group with forks come before it, and so do agents with
-    rewards of their own.
+    rewards of their own. A fork has one stretch, of its own turns.
     """
-    given = of_turns(record.stretches, len(turns)) if record.stretches else [advantage] * len(turns)
-    own = record.agent_advantages
-    return [
-        own[turn.agent] if turn.agent in own else value
-        for turn, value in zip(turns, given, strict=True)
-    ]
+    if record.fork is not None:
+        return [0.0 if is_shared(record, turn) else advantage for turn in turns]
+    if record.stretches:
+        return of_turns(record.stretches, len(turns))
+    of_agents: Mapping[str | None, float] = {**record.agent_advantages}
+    return [of_agents.get(turn.agent, advantage) for turn in turns]
+
+
+def is_shared(record: Record, turn: DispatchedSamplingTask) -> bool:
+    """Whether a turn of a fork is one of the rollout that it forks.
+
+    Not by its number: of several conversations at once, one may come to the fork first.
+    """
+    if record.fork is None or turn.replayed is None:
+        return False
+    return record_of_turn(turn.replayed) == record.fork.record
 
 
 def advantages_of(
