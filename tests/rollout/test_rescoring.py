@@ -212,6 +212,22 @@ async def test_a_row_that_a_trainer_has_touched_stays_and_its_record_says_so(
     assert record.score_history[0].row_stayed
 
 
+async def test_rewards_of_a_program_s_agents_stay_and_their_advantages_are_computed_anew(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    await completed_group(database)
+    rewards = [{"planner": 0.0}, {"planner": 3.0}, {"planner": 0.0}]
+    for rollout, own in enumerate(rewards):
+        told = {"agent_rewards": own, "agent_advantages": {"planner": 9.0}}
+        await database.records.update_one({"_id": f"g-t{rollout}-a0"}, {"$set": told})
+    await database.turns.update_many({}, {"$set": {"agent": "planner"}})
+    await rescore(database, scorers, scores_by_rollout("of_no_planner", [1.0, 0.0, 0.0]))
+    records = await records_of(database)
+    assert [record.agent_rewards for record in records] == rewards
+    assert [record.agent_advantages["planner"] for record in records] == [-1.0, 2.0, -1.0]
+    assert advantages(await rows_of(database)) == [-1.0, 2.0, -1.0]
+
+
 async def test_a_trainer_leases_a_rescored_row_and_never_a_withdrawn_one(
     database: RunDatabase, scorers: Scorers
 ) -> None:

@@ -263,6 +263,16 @@ def settle_group(
     return settlements
 
 
+def with_advantages(record: Record, settlement: Settlement) -> Record:
+    """The Record with the advantages of its turns."""
+    return record.model_copy(
+        update={
+            "stretches": list(settlement.stretches),
+            "agent_advantages": dict(settlement.agent_advantages),
+        }
+    )
+
+
 async def make_rows(
     task: Task,
     records: Sequence[Record],
@@ -284,12 +294,7 @@ async def make_rows(
         settlement = settlements[record.id]
         advantage = settlement.advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
-        settled = record.model_copy(
-            update={
-                "stretches": list(settlement.stretches),
-                "agent_advantages": dict(settlement.agent_advantages),
-            }
-        )
+        settled = with_advantages(record, settlement)
         try:
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(

@@ -16,7 +16,7 @@ from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescored, Rescoring, RowOutcome
 from agentrl.foreign_text import error_line
 from agentrl.rollout.groups.boundary import check_scored
-from agentrl.rollout.groups.finalise import make_rows, settle_group
+from agentrl.rollout.groups.finalise import make_rows, settle_group, with_advantages
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
 
@@ -89,9 +89,7 @@ class Rescorer:
     async def _score(self, task: Task, scorer: str) -> tuple[list[Record], list[GroupScore] | None]:
         """The group's Records with new scores only, and the scores of group scorers."""
         judged = task.model_copy(update={"scorer": scorer})
-        unscored: dict[str, object] = {
-            "score": None, "scores": {}, "explanations": {}, "agent_rewards": {},
-        }  # fmt: skip
+        unscored: dict[str, object] = {"score": None, "scores": {}, "explanations": {}}
         stored = await self.records.scored(task)
         records = await asyncio.gather(
             *(self.scorers.score(judged, record.model_copy(update=unscored)) for record in stored)
@@ -115,7 +113,7 @@ class Rescorer:
         rows = {row.id: row for row in made}
         return [
             Rescored(
-                record.model_copy(update={"stretches": settlements[record.id].stretches}),
+                with_advantages(record, settlements[record.id]),
                 settlements[record.id].advantage,
                 settlements[record.id].left_out,
                 rows.get(record.id),
