@@ -228,6 +228,38 @@ async def test_rewards_of_a_program_s_agents_stay_and_their_advantages_are_compu
     assert advantages(await rows_of(database)) == [-1.0, 2.0, -1.0]
 
 
+async def test_a_quarantined_record_stays_and_the_others_of_its_group_are_compared_anew(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    await completed_group(database, "g")
+    await completed_group(database, "h")
+    quarantined = {"status": RecordStatus.QUARANTINED, "error": "no row"}
+    await database.records.update_one({"_id": "g-t0-a0"}, {"$set": quarantined})
+    before = (await records_of(database))[0]
+    report = await rescore(database, scorers, scores_by_rollout("without_one", [9.0, 1.0, 0.0]))
+    assert (report.groups, report.records, report.failures) == (2, 5, {})
+    first, *others = await records_of(database)
+    assert first == before
+    assert [record.advantage for record in others] == [0.5, -0.5]
+
+
+async def test_a_record_that_is_quarantined_meanwhile_fails_its_group_only(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    async def meanwhile(record: Record) -> float:
+        if record.id == "g-t1-a0":
+            quarantined = {"status": RecordStatus.QUARANTINED, "error": "no row"}
+            await database.records.update_one({"_id": record.id}, {"$set": quarantined})
+        return float(record.rollout)
+
+    register_scorer("meanwhile", meanwhile)
+    await completed_group(database, "g")
+    await completed_group(database, "h")
+    report = await rescore(database, scorers, "meanwhile")
+    assert (report.groups, list(report.failures)) == (1, ["g"])
+    assert "g-t1-a0 is quarantined" in report.failures["g"]
+
+
 async def test_a_trainer_leases_a_rescored_row_and_never_a_withdrawn_one(
     database: RunDatabase, scorers: Scorers
 ) -> None:
