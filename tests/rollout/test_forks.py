@@ -216,6 +216,21 @@ def test_a_later_attempt_at_a_fork_tells_the_shared_turns_from_its_own() -> None
     assert not answers.reached
 
 
+def test_a_row_is_left_out_if_all_of_its_trained_turns_have_the_advantage_0() -> None:
+    group = [record("p", 0.0), record("q", 0.0), record("f", 1.0, "p", 1)]
+    outcome = apply_group_rules("a", group, RewardConfig(advantage="mean"))[2]
+    assert (outcome.advantage, outcome.left_out) == (0.5, None)
+    shared = line(1)[0].model_copy(update={"replayed": turn_id("p", 0)})
+    own = [turn.model_copy(update={"status": TurnStatus.TOOL_FAILED}) for turn in line(3)[1:]]
+    # The only turn that is not failed is trained in another row.
+    with pytest.raises(NothingToTrain, match="of record f is 0") as nothing:
+        build_row(group[2], [shared, *own], 0.5, 1.0, 0, drops_zero=True)
+    assert nothing.value.reason == "drop_zero_advantage"
+    assert build_row(group[2], [shared, *own], 0.5, 1.0, 0).n_train_tokens == 4
+    row = build_row(group[2], [shared, own[0], line(3)[2]], 0.5, 1.0, 0, drops_zero=True)
+    assert row.tree["advantages"][row.tree["mask"] == 1].tolist() == [0.0] * 2 + [0.5] * 2
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [

@@ -175,7 +175,7 @@ class Finaliser:
             **{record.id: _settlement(record) for record in records if _is_settled(record)},
         }
         rows, faults = await make_rows(
-            task, records, settlements, self.records, self.temperature, self.longest
+            task, records, settlements, self.records, self.reward, self.temperature, self.longest
         )
         for record, error in faults.items():
             log.error("record %s is quarantined: %s", record, error)
@@ -278,13 +278,14 @@ async def make_rows(
     records: Sequence[Record],
     settlements: dict[str, Settlement],
     ledger: RecordLedger,
+    reward: RewardConfig,
     temperature: float,
     longest: int | None,
 ) -> tuple[list[DBRecordData], dict[str, str]]:
     """Build rows for the group's READY Records. Turns are read from `ledger`.
 
-    `longest`: tokens of the longest trained sequence. A Record without a turn to train becomes
-    abandoned in `settlements`. Returns the rows, and by Record id why a row could not be built.
+    `reward`: the flags of rewards. `longest`: tokens of the longest trained sequence. A Record
+    without a turn to train becomes abandoned in `settlements`. Returns the rows, and by Record id why a row could not be built.
     """
     trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
     turns = await ledger.turns([record.id for record in trained]) if trained else {}
@@ -299,7 +300,7 @@ async def make_rows(
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(
                 _checked_row, settled, turns[record.id], advantage, temperature, task.group_order,
-                longest,
+                longest, reward.drops_zero,
             )  # fmt: skip
         except NothingToTrain as nothing:
             settlements[record.id] = replace(
@@ -319,8 +320,9 @@ def _checked_row(
     temperature: float,
     group_order: int,
     longest: int | None,
+    drops_zero: bool,
 ) -> DBRecordData:
     """The Record's row. Raises ValueError if the trainer could not use it."""
-    row = build_row(record, turns, advantage, temperature, group_order, longest)
+    row = build_row(record, turns, advantage, temperature, group_order, longest, drops_zero)
     check_row(row)
     return row

@@ -23,6 +23,7 @@ from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, sc
 from agentrl.rollout.groups.fork_values import fork_advantages
 
 ZERO = 1e-6  # an advantage below this carries no gradient
+ZERO_ADVANTAGE = "drop_zero_advantage"  # why a Record without a gradient is left out
 SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
 EFFICIENCY_SPREAD = 0.2  # between the right Records with the fewest and the most turns
 LIMITS = frozenset(
@@ -255,9 +256,8 @@ def _rules_of_advantages(
     """The rules by advantage that the flags enable. `--minimal_advantage` replaces the other."""
     if config.minimal_advantage:
         return {"minimal_advantage": partial(at_least, config.minimal_advantage, advantages)}
-    # With `score` the trainer computes the advantage later, so 0 does not mean zero gradient.
-    if config.drop_zero_advantage and config.estimator != "score":
-        return {"drop_zero_advantage": partial(with_gradient, records, advantages)}
+    if config.drops_zero:
+        return {ZERO_ADVANTAGE: partial(with_gradient, records, advantages)}
     return {}
 
 

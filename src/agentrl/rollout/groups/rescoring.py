@@ -118,7 +118,7 @@ class Rescorer:
             return [Rescored(record, None, None, None) for record in records]
         settlements = settle_group(task, records, self.reward)
         made, faults = await make_rows(
-            task, records, settlements, self.records, self.temperature, self.longest
+            task, records, settlements, self.records, self.reward, self.temperature, self.longest
         )
         if faults:
             raise ValueError(next(iter(faults.values())))

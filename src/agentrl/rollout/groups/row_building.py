@@ -22,11 +22,12 @@ from agentrl.databases.documents import (
 from agentrl.databases.records import record_of_turn
 from agentrl.rollout.chat.tokens import TokenContext, TurnTokens
 from agentrl.rollout.groups.fork_values import of_turns
-from agentrl.rollout.groups.group_rules import turn_advantage
+from agentrl.rollout.groups.group_rules import ZERO, ZERO_ADVANTAGE, turn_advantage
 
 # Why no turn of a Record is trained.
 NOT_CHOSEN = "not_trained"  # all its turns are marked so: of other agents, or sampled otherwise
 TOO_LONG = "too_long"  # they end beyond --max_tokens
+# and ZERO_ADVANTAGE: those that are trained have none
 
 
 class NothingToTrain(ValueError):
@@ -44,17 +45,19 @@ def build_row(
     temperature: float,
     group_order: int,
     longest: int | None = None,
+    drops_zero: bool = False,
 ) -> DBRecordData:
     """The training row of a scored Record.
 
     `turns`: all turns, in any order. `advantage`: the Record's, see `advantages_of`.
     `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`: most tokens of a
-    sequence (`--max_tokens`); None: any number.
+    sequence (`--max_tokens`); None: any number. `drops_zero`: whether a row needs a turn whose
+    advantage is not 0 (`--drop_zero_advantage`).
 
     Generated tokens are trained, stop tokens included; prompts, tool results and headers are not,
     nor turns that are marked as not trained. Of a fork, its own turns are trained. Raises
     ValueError, naming the record, if the turns do not fit together or it has no score, and
-    `NothingToTrain` if no turn is trained or none ends within `longest`.
+    `NothingToTrain` if no turn is trained, none ends within `longest`, or all have the advantage 0.
     """
     if record.score is None:
         raise ValueError(f"record {record.id} has no score, so no row can be made of it")
@@ -77,6 +80,9 @@ def build_row(
         _of_turn(TurnStatus(turn.status), value) if is_trained else {"mask": 0}
         for turn, value, is_trained in zip(ordered, given, trained, strict=True)
     ]
+    if drops_zero and ordered and not any(map(_has_gradient, columns)):
+        fault = f"the advantage of all trained turns of record {record.id} is 0"
+        raise NothingToTrain(fault, ZERO_ADVANTAGE)
     try:
         context = replay(ordered, columns)
     except ValueError as error:
@@ -146,6 +152,10 @@ def _of_turn(status: TurnStatus, given: float) -> dict[str, ArrayLike]:
     """The columns of a trained turn."""
     advantage = turn_advantage(given, status)
     return {"advantages": advantage, "capped": int(advantage < given)}
+
+
+def _has_gradient(columns: Mapping[str, ArrayLike]) -> bool:
+    return bool(np.abs(columns.get("advantages", 0.0)) >= ZERO)
 
 
 def _end(turn: DispatchedSamplingTask) -> int:
