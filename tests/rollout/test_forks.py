@@ -115,6 +115,16 @@ def test_the_group_rules_give_stretches_scaled_and_keep_what_has_any_gradient() 
     assert left == ["drop_zero_advantage"] * 3
 
 
+def test_a_minimal_advantage_is_reached_by_any_stretch_of_a_rollout() -> None:
+    # p has 0.25 up to turn 1, and -0.5 after: the greatest in size is below the least.
+    group = [record("p", 0.0), record("q", 0.0), record("f", 1.0, "p", 1)]
+    config = RewardConfig(advantage="mean", minimal_advantage=0.2)
+    outcomes = apply_group_rules("a", group, config)
+    assert [stretch.advantage for stretch in outcomes[0].stretches] == [0.25, -0.5]
+    assert outcomes[0].advantage == -0.5
+    assert [outcome.left_out for outcome in outcomes] == [None, "minimal_advantage", None]
+
+
 def turns_of(*logprobs: float, failed: int | None = None) -> list[DispatchedSamplingTask]:
     """Turns of two tokens with these logprobs; a call of turn `failed` fails."""
     first = make_turn("r")

@@ -285,7 +285,8 @@ async def make_rows(
     """Build rows for the group's READY Records. Turns are read from `ledger`.
 
     `reward`: the flags of rewards. `longest`: tokens of the longest trained sequence. A Record
-    without a turn to train becomes abandoned in `settlements`. Returns the rows, and by Record id why a row could not be built.
+    without a turn to train becomes abandoned in `settlements`. Returns the rows, and by Record id
+    why a row could not be built.
     """
     trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
     turns = await ledger.turns([record.id for record in trained]) if trained else {}

@@ -118,7 +118,8 @@ def equally_many(task: str, records: Sequence[Record], kept: Kept) -> list[int]:
     return [i for i in kept if i in drawn]
 
 
-# The advantages of each Record: its own, and those of agents with rewards of their own.
+# The advantages of each Record: its own, those of its stretches, and those of agents with rewards
+# of their own.
 Every = Sequence[Sequence[float]]
 
 
@@ -168,7 +169,10 @@ def apply_group_rules(
     # Their rewards are of whole rollouts, and forks have only the ends of such.
     forked = any(stretches)
     of_agents = [{} for _ in records] if forked else agent_advantages(records, config)
-    every = [(a, *own.values()) for a, own in zip(advantages, of_agents, strict=True)]
+    every = [
+        (a, *(stretch.advantage for stretch in each), *own.values())
+        for a, each, own in zip(advantages, stretches, of_agents, strict=True)
+    ]
     _apply(_rules_of_advantages(records, every, config), kept, left_out)
     return [
         RecordOutcome(advantage, left_out.get(i), stretches[i], of_agents[i])
