@@ -101,6 +101,12 @@ def test_forks_of_a_rollout_that_cannot_be_trained_are_compared_with_each_other(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("estimator", ["opo", "score", "leave_one_out_clipped"])
+def test_a_group_with_forks_has_no_advantages_by_another_estimator(estimator: str) -> None:
+    with pytest.raises(ConfigError, match=f"--advantage {estimator}: rollouts of this run are"):
+        apply_group_rules("a", GROUP, RewardConfig(advantage=estimator))
+
+
 def test_the_group_rules_give_stretches_scaled_and_keep_what_has_any_gradient() -> None:
     config = RewardConfig(advantage="mean", adv_scaling=2.0)
     outcomes = dict(zip("pqfgh", apply_group_rules("a", GROUP, config), strict=True))

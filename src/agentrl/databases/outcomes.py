@@ -15,7 +15,8 @@ async def latest_attempts(
     """The latest `limit` attempts that ended with a score or an error, newest first.
 
     Attempts that were handed back are left out, and those at forks: a program that does not do the
-    same again fails all of its forks, and its rollouts are trained nevertheless. `after`: only those that ended later.
+    same again fails all of its forks, and its rollouts are trained nevertheless. `after`: only
+    those that ended later.
     """
     wanted: dict[str, Any] = {
         "split": {"$in": list(Split)},  # all splits: the index begins with it
