@@ -154,7 +154,7 @@ def apply_group_rules(
     """The advantage of each Record of a group, and whether it is trained; in the given order.
 
     `task`: the Task's id. `records`: its scored Records. Raises `ConfigError` for a user's
-    estimator that fails.
+    estimator that fails, and for one that is not of groups with forks in such a group.
     """
     if not records:
         return []

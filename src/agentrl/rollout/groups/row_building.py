@@ -123,8 +123,8 @@ def given_advantages(
         return [0.0 if is_shared(record, turn) else advantage for turn in turns]
     if record.stretches:
         return of_turns(record.stretches, len(turns))
-    of_agents: Mapping[str | None, float] = {**record.agent_advantages}
-    return [of_agents.get(turn.agent, advantage) for turn in turns]
+    own = record.agent_advantages
+    return [advantage if turn.agent is None else own.get(turn.agent, advantage) for turn in turns]
 
 
 def is_shared(record: Record, turn: DispatchedSamplingTask) -> bool:
