@@ -555,7 +555,7 @@ class RewardConfig:
 
     @property
     def drops_zero(self) -> bool:
-        """Whether what has no advantage but 0 is left out. `minimal_advantage` replaces it.
+        """Whether Records whose advantages are all 0 are left out, if no other rule decides.
 
         With `score` the trainer computes the advantage later, so 0 does not mean zero gradient.
         """
