@@ -198,6 +198,31 @@ async def test_rewards_of_agents_make_the_advantages_of_their_turns_and_some_tra
         assert set(row.tree["advantages"][row.tree["mask"] == 1]) == {advantage}
 
 
+async def test_records_whose_only_trained_agent_has_equal_rewards_are_left_out(
+    database: RunDatabase,
+) -> None:
+    task = await scored_group(database)
+    await database.records.update_many({}, {"$set": {"agent_rewards.coder": 1.0}})
+    await database.turns.update_many({}, {"$set": {"agent": "coder"}})
+    a = finaliser(database, "a", advantage="mean", drop_zero_advantage=True)
+    assert await a.finalise(task) == 0
+    settled = [document async for document in database.records.find()]
+    assert {record["left_out"] for record in settled} == {"drop_zero_advantage"}
+    assert any(record["advantage"] != 0.0 for record in settled)
+
+
+@pytest.mark.parametrize(
+    ("flags", "rows"),
+    [({"advantage": "score"}, 3), ({"minimal_advantage": -9.0}, 3), ({}, 0)],
+)
+async def test_rows_of_zeros_are_kept_where_another_rule_decides(
+    database: RunDatabase, flags: dict[str, Any], rows: int
+) -> None:
+    task = await scored_group(database, scores=(0.0, 0.0, 0.0))
+    a = finaliser(database, "a", **{"advantage": "mean", "drop_zero_advantage": True, **flags})
+    assert await a.finalise(task) == rows
+
+
 async def test_a_record_without_turns_is_abandoned_and_the_others_are_rows(
     database: RunDatabase,
 ) -> None:

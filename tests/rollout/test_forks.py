@@ -16,8 +16,11 @@ from agentrl.databases.documents import (
     Split,
     Stretch,
     ToolCall,
+    TurnStatus,
 )
+from agentrl.databases.records import turn_id
 from agentrl.policy_version import VersionSpan
+from agentrl.rollout.agents.recorded import ForkedAnswers, recorded_turns
 from agentrl.rollout.groups.fork_choice import fork_turns
 from agentrl.rollout.groups.fork_values import fork_advantages
 from agentrl.rollout.groups.group_rules import apply_group_rules
@@ -98,6 +101,12 @@ def test_forks_of_a_rollout_that_cannot_be_trained_are_compared_with_each_other(
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("estimator", ["opo", "score", "leave_one_out_clipped"])
+def test_a_group_with_forks_has_no_advantages_by_another_estimator(estimator: str) -> None:
+    with pytest.raises(ConfigError, match=f"--advantage {estimator}: rollouts of this run are"):
+        apply_group_rules("a", GROUP, RewardConfig(advantage=estimator))
+
+
 def test_the_group_rules_give_stretches_scaled_and_keep_what_has_any_gradient() -> None:
     config = RewardConfig(advantage="mean", adv_scaling=2.0)
     outcomes = dict(zip("pqfgh", apply_group_rules("a", GROUP, config), strict=True))
@@ -110,6 +119,16 @@ def test_the_group_rules_give_stretches_scaled_and_keep_what_has_any_gradient() 
     alike = [record("p", 1.0), record("q", 1.0), record("f", 1.0, "p", 1)]
     left = [outcome.left_out for outcome in apply_group_rules("a", alike, config)]
     assert left == ["drop_zero_advantage"] * 3
+
+
+def test_a_minimal_advantage_is_reached_by_any_stretch_of_a_rollout() -> None:
+    # p has 0.25 up to turn 1, and -0.5 after: the greatest in size is below the least.
+    group = [record("p", 0.0), record("q", 0.0), record("f", 1.0, "p", 1)]
+    config = RewardConfig(advantage="mean", minimal_advantage=0.2)
+    outcomes = apply_group_rules("a", group, config)
+    assert [stretch.advantage for stretch in outcomes[0].stretches] == [0.25, -0.5]
+    assert outcomes[0].advantage == -0.5
+    assert [outcome.left_out for outcome in outcomes] == [None, "minimal_advantage", None]
 
 
 def turns_of(*logprobs: float, failed: int | None = None) -> list[DispatchedSamplingTask]:
@@ -171,16 +190,61 @@ def test_a_fork_s_row_trains_its_own_turns_and_a_forked_rollout_s_by_stretches()
     row = build_row(forked, line(3), 0.5, 1.0, 0)
     assert row.tree["mask"].tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
     assert row.tree["advantages"][row.tree["mask"] == 1].tolist() == [0.25] * 4 + [-0.5] * 2
+    # Of a failed turn the row says whether its stretch was positive.
+    failed = [t.model_copy(update={"status": TurnStatus.TOOL_FAILED}) for t in line(3)[1:]]
+    row = build_row(forked, [line(1)[0], *failed], 0.5, 1.0, 0)
+    assert row.tree["capped"][row.tree["mask"] == 1].tolist() == [0, 0, 1, 1, 0, 0]
     fork = record("f", 0.0, "p", 2).model_copy(
         update={"stretches": [Stretch(turn=2, advantage=-0.5)]}
     )
-    row = build_row(fork, line(3), -0.5, 1.0, 0)
+    shared = [turn.model_copy(update={"replayed": turn_id("p", turn.turn)}) for turn in line(2)]
+    turns = [*shared, line(3)[2]]
+    row = build_row(fork, turns, -0.5, 1.0, 0)
     assert row.tree["mask"].tolist() == [0, 0, 0, 0, 0, 0, 0, 0, 1, 1]
     # Only its own tokens make it old.
     assert (row.policy_versions, row.n_train_tokens) == ([2], 2)
     assert row.tree["advantages"][-2:].tolist() == [-0.5, -0.5]
     with pytest.raises(NothingToTrain, match="within 7 tokens"):
-        build_row(fork, line(3), -0.5, 1.0, 0, longest=7)
+        build_row(fork, turns, -0.5, 1.0, 0, longest=7)
+    # Its own turn came before the second of the shared ones, as with several conversations at once;
+    # it was made by an earlier attempt at the fork.
+    own = {"replayed": turn_id("f-a0", 1)}
+    turns = [shared[0], line(2)[1].model_copy(update=own), line(3)[2].model_copy(
+        update={"replayed": turn_id("p", 1)})]  # fmt: skip
+    row = build_row(fork, turns, -0.5, 1.0, 0)
+    assert row.tree["mask"].tolist() == [0, 0, 0, 0, 0, 1, 1, 0, 0, 0]
+    assert row.tree["advantages"][5:7].tolist() == [-0.5, -0.5]
+
+
+def test_a_later_attempt_at_a_fork_tells_the_shared_turns_from_its_own() -> None:
+    params = {"max_tokens": 4}
+    rollout = [turn.model_copy(update={"id": turn_id("p", turn.turn), "record_id": "p",
+                                       "params": params}) for turn in line(3)]  # fmt: skip
+    earlier = [turn.model_copy(update={"id": turn_id("f-a0", turn.turn), "record_id": "f-a0"})
+               for turn in rollout]  # fmt: skip
+    answers = ForkedAnswers(recorded_turns(rollout), 1, [recorded_turns(earlier)])
+    asked = recorded_turns(rollout)
+    # Its own turn is asked for first, by a conversation beside that of the shared one.
+    taken = [answers.take(asked[number].prompt, params) for number in (2, 0, 1)]
+    assert [turn and turn.stored.id for turn in taken] == ["f-a0-2", "p-0", "f-a0-1"]
+    answers = ForkedAnswers(recorded_turns(rollout), 1, [recorded_turns(earlier)])
+    answers.take(asked[1].prompt, params)
+    assert not answers.reached
+
+
+def test_a_row_is_left_out_if_all_of_its_trained_turns_have_the_advantage_0() -> None:
+    group = [record("p", 0.0), record("q", 0.0), record("f", 1.0, "p", 1)]
+    outcome = apply_group_rules("a", group, RewardConfig(advantage="mean"))[2]
+    assert (outcome.advantage, outcome.left_out) == (0.5, None)
+    shared = line(1)[0].model_copy(update={"replayed": turn_id("p", 0)})
+    own = [turn.model_copy(update={"status": TurnStatus.TOOL_FAILED}) for turn in line(3)[1:]]
+    # The only turn that is not failed is trained in another row.
+    with pytest.raises(NothingToTrain, match="of record f is 0") as nothing:
+        build_row(group[2], [shared, *own], 0.5, 1.0, 0, drops_zero=True)
+    assert nothing.value.reason == "drop_zero_advantage"
+    assert build_row(group[2], [shared, *own], 0.5, 1.0, 0).n_train_tokens == 4
+    row = build_row(group[2], [shared, own[0], line(3)[2]], 0.5, 1.0, 0, drops_zero=True)
+    assert row.tree["advantages"][row.tree["mask"] == 1].tolist() == [0.0] * 2 + [0.5] * 2
 
 
 @pytest.mark.parametrize(

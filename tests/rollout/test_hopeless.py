@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from scripted_run import (
 )
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Record, RecordStatus, Split
+from agentrl.databases.documents import Fork, Record, RecordStatus, Split
 from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.hopeless import OUTLIVED_S, HopelessWatch
 from agentrl.databases.outcomes import latest_groups
@@ -169,6 +170,31 @@ async def test_a_run_of_which_most_rollouts_fail_in_the_same_way_is_ended(
     if reason is not None:
         assert "24 of its last 26 attempts failed, and 12 of 14 rollouts in the same way" in reason
         assert "KeyError: 'nowhere' (at script" in reason
+
+
+async def test_forks_that_fail_beside_rollouts_that_succeed_do_not_end_the_run(
+    database: RunDatabase,
+) -> None:
+    await begin_run(database)
+    clock = Clock()
+    watch = HopelessWatch(database, 4, clock)
+    await looks(watch, clock, 1)
+    await add(database, 2)
+    await sampled(database, lambda _: 1.0, completed(database, 2))
+    now = datetime.now(UTC)
+    async for record in database.records.find({}):
+        for number in range(3):  # as of a program that does not do the same again
+            failed = {
+                "_id": f"{record['_id']}-fork{number}", "rollout": 2 + number,
+                "fork": Fork(record=record["_id"], turn=1).model_dump(), "finished_at": now,
+                "status": RecordStatus.FAILED, "error": "Diverged: the agent does otherwise",
+            }  # fmt: skip
+            await database.records.insert_one({**record, **failed})
+    assert await looks(watch, clock, 2 * OUTLIVED_S) is None
+    await add(database, 2, epoch=1)
+    await sampled(database, failing, completed(database, 4))
+    reason = await looks(watch, clock, 2 * OUTLIVED_S)
+    assert reason is not None and "KeyError" in reason and "Diverged" not in reason
 
 
 async def test_time_in_which_nobody_looked_is_no_time_without_success(

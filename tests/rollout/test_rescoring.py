@@ -8,6 +8,7 @@ import pytest
 from stored_turn import make_turn
 
 from agentrl.configs import RewardConfig
+from agentrl.databases.arrays import pack_ints
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DBRecordData,
@@ -20,6 +21,7 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
     TrainedStep,
+    TurnStatus,
 )
 from agentrl.databases.finalisations import Finalisations
 from agentrl.databases.policies import Lineage
@@ -168,6 +170,22 @@ async def test_a_row_that_was_withdrawn_comes_back_and_one_that_never_was_is_mad
     ] * 3
 
 
+async def test_a_row_of_new_advantages_says_anew_which_turns_a_positive_one_was_taken_from(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    await completed_group(database)
+    failed = {"id": "g-t0-a0-1", "turn": 1, "status": TurnStatus.TOOL_FAILED,
+              "prompt_delta_ids": pack_ints([6]), "prompt_len": 6}  # fmt: skip
+    await database.turns.insert_one(make_turn("g-t0-a0").model_copy(update=failed).to_mongo())
+    await database.rows.delete_one({"_id": "g-t0-a0"})
+    for name, scores, capped in (
+        ("worst", [0.0, 1.0, 1.0], [0, 0, 0, 0]), ("best", [1.0, 0.0, 0.0], [0, 0, 1, 1]),
+    ):  # fmt: skip
+        await rescore(database, scorers, scores_by_rollout(f"first_{name}_of_all", scores))
+        tree = (await rows_of(database))["g-t0-a0"].tree
+        assert tree["capped"][tree["mask"] == 1].tolist() == capped
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -192,6 +210,54 @@ async def test_a_row_that_a_trainer_has_touched_stays_and_its_record_says_so(
     assert record.status == RecordStatus.READY
     assert (record.score, record.advantage) == (0.5, 0.0)
     assert record.score_history[0].row_stayed
+
+
+async def test_rewards_of_a_program_s_agents_stay_and_their_advantages_are_computed_anew(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    await completed_group(database)
+    rewards = [{"planner": 0.0}, {"planner": 3.0}, {"planner": 0.0}]
+    for rollout, own in enumerate(rewards):
+        told = {"agent_rewards": own, "agent_advantages": {"planner": 9.0}}
+        await database.records.update_one({"_id": f"g-t{rollout}-a0"}, {"$set": told})
+    await database.turns.update_many({}, {"$set": {"agent": "planner"}})
+    await rescore(database, scorers, scores_by_rollout("of_no_planner", [1.0, 0.0, 0.0]))
+    records = await records_of(database)
+    assert [record.agent_rewards for record in records] == rewards
+    assert [record.agent_advantages["planner"] for record in records] == [-1.0, 2.0, -1.0]
+    assert advantages(await rows_of(database)) == [-1.0, 2.0, -1.0]
+
+
+async def test_a_quarantined_record_stays_and_the_others_of_its_group_are_compared_anew(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    await completed_group(database, "g")
+    await completed_group(database, "h")
+    quarantined = {"status": RecordStatus.QUARANTINED, "error": "no row"}
+    await database.records.update_one({"_id": "g-t0-a0"}, {"$set": quarantined})
+    before = (await records_of(database))[0]
+    report = await rescore(database, scorers, scores_by_rollout("without_one", [9.0, 1.0, 0.0]))
+    assert (report.groups, report.records, report.failures) == (2, 5, {})
+    first, *others = await records_of(database)
+    assert first == before
+    assert [record.advantage for record in others] == [0.5, -0.5]
+
+
+async def test_a_record_that_is_quarantined_meanwhile_fails_its_group_only(
+    database: RunDatabase, scorers: Scorers
+) -> None:
+    async def meanwhile(record: Record) -> float:
+        if record.id == "g-t1-a0":
+            quarantined = {"status": RecordStatus.QUARANTINED, "error": "no row"}
+            await database.records.update_one({"_id": record.id}, {"$set": quarantined})
+        return float(record.rollout)
+
+    register_scorer("meanwhile", meanwhile)
+    await completed_group(database, "g")
+    await completed_group(database, "h")
+    report = await rescore(database, scorers, "meanwhile")
+    assert (report.groups, list(report.failures)) == (1, ["g"])
+    assert "g-t1-a0 is quarantined" in report.failures["g"]
 
 
 async def test_a_trainer_leases_a_rescored_row_and_never_a_withdrawn_one(

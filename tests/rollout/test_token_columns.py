@@ -88,6 +88,29 @@ def test_the_trainer_knows_which_turns_of_a_right_record_failed(sign: int) -> No
         assert inputs.capped.tolist() == [False, False, sign > 0, sign > 0, False]
 
 
+def test_a_row_says_which_turns_a_positive_advantage_was_taken_from() -> None:
+    # As of turns of several agents: the zeros are of a completed and of two failed turns.
+    advantages = [[0.5, 0.5], [0.0, 0.0], [0.0]]
+    for said in ([0, 0, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1]):
+        capped = [said[:2], said[2:4], said[4:]]
+        row = row_of(worked_example(advantages=advantages, capped=capped).tree())
+        stored = DBRecordData.from_mongo(row.to_mongo())
+        sequences = row_sequences(stored, Lineage({4: 0, 5: 1}), 1)
+        batch = collate_forest(sequences, [0, 0])
+        inputs = batch.loss_inputs(batch.columns["logprobs"], None)
+        assert inputs.capped is not None
+        assert inputs.capped.tolist() == [value == 1 for value in said]
+
+
+def test_a_row_that_was_stored_before_it_said_so_is_capped_where_a_zero_follows() -> None:
+    document = row_of(worked_example(advantages=[[0.5, 0.5], [0.0, 0.0], [0.5]]).tree()).to_mongo()
+    del document["capped"]
+    sequences = row_sequences(DBRecordData.from_mongo(document), Lineage({4: 0, 5: 1}), 1)
+    assert [line.tokens["capped"].tolist() for line in sequences] == [
+        [0, 0, 0, 0, 0, 0, 0, 1, 1], [0] * 5,
+    ]  # fmt: skip
+
+
 def test_a_long_conversation_costs_by_its_tokens_not_by_their_square() -> None:
     def seconds(turns: int) -> float:
         context = TokenContext()

@@ -23,7 +23,9 @@ from agentrl.training.parallel import make_mesh
 from agentrl.training.parallel.agreement import Agreement
 from agentrl.training.step.learner import Learner
 from agentrl.training.step.reference import Reference
+from agentrl.training.step.schedule import Schedule
 from agentrl.training.step.statistics import PreferenceStatistics
+from agentrl.training.supervised import reference_once
 from agentrl.training.supervised.file_rows import FileRows
 from agentrl.training.supervised.reference_once import Means, answer_means, kept_means
 
@@ -143,6 +145,32 @@ def test_a_stop_keeps_what_is_computed(pairs: Pairs) -> None:
     learner = pairs.learner("sigmoid", 512, in_rows=True)
     asked = iter([False, True])
     assert pairs.means(learner, [0, 1, 2, 3], stops=lambda: next(asked)) is None
+    kept = np.load(kept_means(pairs.file.folder, pairs.reference, ComputeConfig()))
+    assert np.isfinite(kept[:2]).all() and np.isnan(kept[2:]).all()
+
+
+def test_a_death_loses_what_was_computed_in_the_last_seconds_only(
+    pairs: Pairs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference_once, "_EVERY_S", 0.0)
+    learner = pairs.learner("sigmoid", 512, in_rows=True)
+    computed: list[int] = []
+
+    def load() -> Reference:
+        reference = learner.load_reference(pairs.reference)
+        compute = reference.logprobs
+
+        def dies_at_the_third(schedule: Schedule) -> list[torch.Tensor]:
+            if len(computed) == 2:
+                raise MemoryError
+            computed.append(len(computed))
+            return compute(schedule)
+
+        monkeypatch.setattr(reference, "logprobs", dies_at_the_third)
+        return reference
+
+    with pytest.raises(MemoryError):
+        pairs.means(learner, [0, 1, 2, 3], load, rows_at_once=1)
     kept = np.load(kept_means(pairs.file.folder, pairs.reference, ComputeConfig()))
     assert np.isfinite(kept[:2]).all() and np.isnan(kept[2:]).all()
 

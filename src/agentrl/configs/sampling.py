@@ -552,3 +552,12 @@ class RewardConfig:
     def estimator(self) -> str:
         """`advantage`, or that of GRPO if it is None."""
         return self.advantage or loss_defaults("GRPO").advantage
+
+    @property
+    def drops_zero(self) -> bool:
+        """Whether Records whose advantages are all 0 are left out, if no other rule decides.
+
+        With `score` the trainer computes the advantage later, so 0 does not mean zero gradient.
+        """
+        minimal = bool(self.minimal_advantage)
+        return self.drop_zero_advantage and not minimal and self.estimator != "score"

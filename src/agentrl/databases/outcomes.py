@@ -14,12 +14,15 @@ async def latest_attempts(
 ) -> list[AttemptEnd]:
     """The latest `limit` attempts that ended with a score or an error, newest first.
 
-    Attempts that were handed back are left out. `after`: only those that ended later.
+    Attempts that were handed back are left out, and those at forks: a program that does not do the
+    same again fails all of its forks, and its rollouts are trained nevertheless. `after`: only
+    those that ended later.
     """
     wanted: dict[str, Any] = {
         "split": {"$in": list(Split)},  # all splits: the index begins with it
         "finished_at": {"$ne": None} if after is None else {"$gt": after},
         "error": {"$not": {"$regex": f"^{HANDED_BACK}"}},
+        "fork": None,
     }
     shown = {"finished_at": 1, "error": 1, "task": 1, "rollout": 1}
     newest = database.records.find(wanted, shown).sort("finished_at", -1).limit(limit)
@@ -43,7 +46,7 @@ async def latest_groups(
     }
     shown = {
         "completed_at": 1, "outcome": 1, "slots.status": 1, "slots.score": 1, "slots.error": 1,
-        "error": 1,
+        "slots.fork": 1, "error": 1,
     }  # fmt: skip
     cursor = database.tasks.find(wanted, shown).sort([("split", -1), ("completed_at", -1)])
     return [_group_end(document) async for document in cursor.limit(limit).hint("completed")]
@@ -57,6 +60,10 @@ def _group_end(task: dict[str, Any]) -> GroupEnd:
         rows=outcome["rows"] if outcome else 0 if error else None,
         left_out=outcome["left_out"] if outcome else {},
         scores=[slot["score"] for slot in task["slots"] if slot["score"] is not None],
-        given_up=[slot["error"] for slot in task["slots"] if slot["status"] == SlotStatus.FAILED],
+        given_up=[
+            slot["error"]
+            for slot in task["slots"]
+            if slot["status"] == SlotStatus.FAILED and slot.get("fork") is None
+        ],
         scorer_error=error,
     )

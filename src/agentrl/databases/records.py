@@ -376,6 +376,11 @@ def turn_id(record: str, turn: int) -> str:
     return f"{record}-{turn}"
 
 
+def record_of_turn(turn: str) -> str:
+    """The `_id` of the Record of a turn. `turn`: its `_id`."""
+    return turn.rpartition("-")[0]
+
+
 def _turns_by_record(
     records: Sequence[str], documents: Sequence[dict[str, Any]]
 ) -> dict[str, list[DispatchedSamplingTask]]:

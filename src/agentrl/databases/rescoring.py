@@ -105,10 +105,11 @@ class Rescoring:
                 {"_id": part["_id"]}, {"$setOnInsert": part}, upsert=True
             )
         values = {"reward": row["reward"]}
-        if parts:
-            values[f"{PARTS}.advantages"] = row[PARTS]["advantages"]
-        else:
-            values["advantages"] = row["advantages"]
+        for column in ("advantages", "capped"):
+            if parts:
+                values[f"{PARTS}.{column}"] = row[PARTS][column]
+            else:
+                values[column] = row[column]
         rewritten = await rows.update_one(
             {**own, **_UNTOUCHED, "status": RowStatus.READY}, {"$set": values}
         )
@@ -138,10 +139,11 @@ class Rescoring:
             until=datetime.now(UTC),
             row_stayed=outcome == RowOutcome.STAYED,
         )
-        scores = record.model_dump(include={"score", "scores", "explanations", "stretches"})
-        # The rewards of a program's agents were replaced too.
-        of_agents: dict[str, object] = {"agent_rewards": {}, "agent_advantages": {}}
-        reward = {"advantage": rescored.advantage, "left_out": rescored.left_out, **of_agents}
+        # Rewards of a program's agents are the program's: no scorer gives others.
+        scores = record.model_dump(
+            include={"score", "scores", "explanations", "stretches", "agent_advantages"}
+        )
+        reward = {"advantage": rescored.advantage, "left_out": rescored.left_out}
         result = await records.update_one(
             {"_id": record.id, "status": {"$in": _SCORED}},
             {"$set": {**scores, **reward}, "$push": {"score_history": history.model_dump()}},

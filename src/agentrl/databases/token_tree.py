@@ -37,15 +37,18 @@ class Column:
     optional: bool = False
 
 
+UNSAID = 2  # `capped` in rows that were stored before it, and on tokens that no turn generated
+
 COLUMNS: dict[str, Column] = {
     "ids": Column(INT32, 0, "input_ids"),
     "mask": Column(UINT8, 0, "loss_mask"),  # 1 on the model's own tokens, which are trained
     "logprobs": Column(FLOAT32, 0.0, "logprobs"),  # the sampler's
     "versions": Column(INT32, -1, "versions"),  # of the policy that sampled the token
     "advantages": Column(FLOAT32, 0.0, "advantages"),
+    # 1 on a failed turn that a positive advantage was taken from, 0 on the other turns
+    "capped": Column(UINT8, UNSAID, "capped", optional=True),
     "staleness": Column(INT32, 0, None),  # steps that the trained weights are newer
     "reference": Column(FLOAT32, 0.0, None),  # the reference's, where it is computed before steps
-    "capped": Column(UINT8, 0, None),  # 1 on a failed turn of a Record with a positive advantage
 }
 
 

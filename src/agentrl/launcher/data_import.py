@@ -175,7 +175,7 @@ def _turns_of_segment(
     columns = {
         name: np.asarray(fields[column.stored], dtype=column.dtype)
         for name, column in COLUMNS.items()
-        if column.stored is not None
+        if column.stored is not None and not (column.optional and column.stored not in fields)
     }
     if len({len(values) for values in columns.values()}) != 1:
         raise ValueError(f"has columns of different lengths: {', '.join(columns)}")

@@ -25,7 +25,7 @@ from agentrl.launcher.group_pair import best_and_worst
 from agentrl.rollout.chat import ChatRenderer, Message, ToolSchema
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.demonstrations.of_record import Told, conversations
-from agentrl.rollout.groups.row_building import advantages_of, replay
+from agentrl.rollout.groups.row_building import advantages_of, is_shared, replay
 
 Fields = dict[str, Any]
 
@@ -186,10 +186,11 @@ def _generated(stored: Stored) -> list[Mapping[str, NDArray[Any]]]:
     """Mask and advantages of each turn's tokens: the training row's, else as it would have them."""
     sizes = [len(unpack_ints(turn.output_ids)) for turn in stored.turns]
     if stored.row is None:
-        of_turns = advantages_of(stored.record, stored.turns, stored.record.advantage or 0.0)
+        record = stored.record
+        of_turns = advantages_of(record, stored.turns, record.advantage or 0.0)
         return [
             {
-                "mask": np.full(size, turn.trained, np.uint8),
+                "mask": np.full(size, turn.trained and not is_shared(record, turn), np.uint8),
                 "advantages": np.full(size, value, np.float32),
             }
             for turn, size, value in zip(stored.turns, sizes, of_turns, strict=True)

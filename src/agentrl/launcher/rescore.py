@@ -105,7 +105,7 @@ def print_report(console: Console, report: RescoringReport, run: str) -> None:
     if report.in_progress:
         lines.append(f"{report.in_progress} groups are still in progress and were skipped")
     if report.failures:
-        lines.append(f"{len(report.failures)} groups could not be scored and did not change:")
+        lines.append(f"{len(report.failures)} groups could not be scored again:")
         shown = list(report.failures.items())[:_SHOWN_FAILURES]
         lines += [f"  {task}: {error}" for task, error in shown]
     for line in lines:

@@ -32,7 +32,7 @@ from agentrl.launcher.record_filter import names_field, read_conditions, with_ve
 _ARRAYS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
     "prompt_delta_ids": unpack_ints, "output_ids": unpack_ints, "output_logprobs": unpack_floats,
     "input_ids": unpack_ints, "loss_mask": unpack_mask, "logprobs": unpack_floats,
-    "versions": unpack_ints, "advantages": unpack_floats,
+    "versions": unpack_ints, "advantages": unpack_floats, "capped": unpack_mask,
 }  # fmt: skip
 _IDS = 1000  # of Records that one query names
 Documents = Iterable[Mapping[str, Any]]

@@ -8,7 +8,8 @@ from sampler_at_work import add, at_work, records_of
 from scripted_run import all_tasks, completed, until
 from stage import END, Stage, tool_call
 
-from agentrl.databases.documents import SlotStatus
+from agentrl.databases.documents import Record, SlotStatus
+from agentrl.rollout.scorers import register_scorer
 
 SERVERS = Path(__file__).parents[1] / "tools" / "warehouse_server.py"
 FORKS = ("--fork_turns", "1", "--fork_at", "every", "--forks", "1", "--advantage", "mean")
@@ -53,6 +54,33 @@ async def test_calls_before_a_fork_are_made_again_only_in_a_session_of_the_recor
         # The server counts the calls of each record. A shared one was not called for the first
         # turn; a record's own session has the state that its rollout left in it.
         assert own.tool_calls[0].result == second
+
+
+async def test_rollouts_that_only_a_scorer_of_the_whole_group_scores_are_forked(
+    stage: Stage, servers: Path
+) -> None:
+    asked: list[int] = []
+
+    def later_is_better(records: list[Record]) -> list[float]:
+        asked.append(len(records))
+        return [float(record.rollout) for record in records]
+
+    register_scorer("later_is_better", later_is_better)
+    stage.mcp_url = f"{servers}:server"
+    calls_twice_and_answers(stage, COUNT)
+    await add(stage.database, 1, scorer="later_is_better")
+    async with at_work(stage, "mcp", *FORKS):
+        await until(completed(stage.database, 1))
+    records = await records_of(stage.database)
+    assert asked == [4]  # once, with the forks
+    assert [record.score for record in records] == [0.0, 1.0, 2.0, 3.0]
+    # Each fork is compared with the rollout that it forks, which goes on to another score.
+    assert [record.fork is not None for record in records] == [False, False, True, True]
+    for fork in records[2:]:
+        [parent] = [r for r in records if fork.fork and r.id == fork.fork.record]
+        half = (fork.rollout - parent.rollout) / 2
+        assert [(s.turn, s.advantage) for s in fork.stretches] == [(1, half)]
+        assert [(s.turn, s.advantage) for s in parent.stretches][1] == (1, -half)
 
 
 async def test_a_tool_that_answers_otherwise_makes_no_fork(stage: Stage, servers: Path) -> None:

@@ -165,7 +165,8 @@ class ForkedAnswers(RecordedAnswers):
         number: int,
         earlier: Sequence[Sequence[RecordedTurn]] = (),
     ) -> None:
-        super().__init__([*earlier, rollout[:number]])
+        # First those of the rollout, so that its turns and the fork's own can be told apart.
+        super().__init__([rollout[:number], *earlier])
         self._forked, self._missing = rollout[number], number
 
     @property
@@ -177,7 +178,7 @@ class ForkedAnswers(RecordedAnswers):
         """The recorded turn; None from the forked one on."""
         answer = super().take(prompt_ids, params)
         if answer is not None:
-            self._missing -= 1
+            self._missing -= answer.stored.record_id == self._forked.stored.record_id
         # Of several conversations at once, another one may have turns before the fork still.
         elif not self.reached and not np.array_equal(prompt_ids, self._forked.prompt):
             raise Diverged(

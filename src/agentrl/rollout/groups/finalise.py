@@ -175,7 +175,7 @@ class Finaliser:
             **{record.id: _settlement(record) for record in records if _is_settled(record)},
         }
         rows, faults = await make_rows(
-            task, records, settlements, self.records, self.temperature, self.longest
+            task, records, settlements, self.records, self.reward, self.temperature, self.longest
         )
         for record, error in faults.items():
             log.error("record %s is quarantined: %s", record, error)
@@ -263,18 +263,30 @@ def settle_group(
     return settlements
 
 
+def with_advantages(record: Record, settlement: Settlement) -> Record:
+    """The Record with the advantages of its turns."""
+    return record.model_copy(
+        update={
+            "stretches": list(settlement.stretches),
+            "agent_advantages": dict(settlement.agent_advantages),
+        }
+    )
+
+
 async def make_rows(
     task: Task,
     records: Sequence[Record],
     settlements: dict[str, Settlement],
     ledger: RecordLedger,
+    reward: RewardConfig,
     temperature: float,
     longest: int | None,
 ) -> tuple[list[DBRecordData], dict[str, str]]:
     """Build rows for the group's READY Records. Turns are read from `ledger`.
 
-    `longest`: tokens of the longest trained sequence. A Record without a turn to train becomes
-    abandoned in `settlements`. Returns the rows, and by Record id why a row could not be built.
+    `reward`: the flags of rewards. `longest`: tokens of the longest trained sequence. A Record
+    without a turn to train becomes abandoned in `settlements`. Returns the rows, and by Record id
+    why a row could not be built.
     """
     trained = [r for r in records if settlements[r.id].status == RecordStatus.READY]
     turns = await ledger.turns([record.id for record in trained]) if trained else {}
@@ -284,17 +296,12 @@ async def make_rows(
         settlement = settlements[record.id]
         advantage = settlement.advantage
         assert advantage is not None, f"{record.id} is to be trained without an advantage"
-        settled = record.model_copy(
-            update={
-                "stretches": list(settlement.stretches),
-                "agent_advantages": dict(settlement.agent_advantages),
-            }
-        )
+        settled = with_advantages(record, settlement)
         try:
             # In a thread: building rows of long records would delay heartbeats.
             row = await asyncio.to_thread(
                 _checked_row, settled, turns[record.id], advantage, temperature, task.group_order,
-                longest,
+                longest, reward.drops_zero,
             )  # fmt: skip
         except NothingToTrain as nothing:
             settlements[record.id] = replace(
@@ -314,8 +321,9 @@ def _checked_row(
     temperature: float,
     group_order: int,
     longest: int | None,
+    drops_zero: bool,
 ) -> DBRecordData:
     """The Record's row. Raises ValueError if the trainer could not use it."""
-    row = build_row(record, turns, advantage, temperature, group_order, longest)
+    row = build_row(record, turns, advantage, temperature, group_order, longest, drops_zero)
     check_row(row)
     return row

@@ -21,6 +21,8 @@ forks they are the estimator's own.
 
 from collections.abc import Sequence
 
+from agentrl.configs import ConfigError
+from agentrl.configs.combinations import FORK_ESTIMATORS
 from agentrl.databases.documents import Record, Stretch
 from agentrl.rollout.groups.advantages import leave_one_out, mean, score_of, spread
 
@@ -28,8 +30,15 @@ from agentrl.rollout.groups.advantages import leave_one_out, mean, score_of, spr
 def fork_advantages(records: Sequence[Record], estimator: str) -> list[list[Stretch]]:
     """The stretches of turns of each scored Record [n] of a group, with their advantages.
 
-    A fork has one, from the turn at which it branches off.
+    A fork has one, from the turn at which it branches off. Raises `ConfigError` for another
+    estimator, as of a run that goes on without `--fork_turns`.
     """
+    if estimator not in FORK_ESTIMATORS:
+        raise ConfigError(
+            f"--advantage {estimator}: rollouts of this run are forked, and the values of forked "
+            f"turns need {', '.join(FORK_ESTIMATORS[:-1])} or {FORK_ESTIMATORS[-1]}; give one of "
+            "these"
+        )
     advantages: list[list[Stretch]] = [[] for _ in records]
     place = {record.id: index for index, record in enumerate(records)}
     forks: dict[str, dict[int, list[int]]] = {}  # by parent and turn: places of its forks

@@ -20,9 +20,10 @@ from functools import partial
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, StopReason, Stretch, TurnStatus
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, score_of
-from agentrl.rollout.groups.fork_values import fork_advantages, of_turns
+from agentrl.rollout.groups.fork_values import fork_advantages
 
 ZERO = 1e-6  # an advantage below this carries no gradient
+ZERO_ADVANTAGE = "drop_zero_advantage"  # why a Record without a gradient is left out
 SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
 EFFICIENCY_SPREAD = 0.2  # between the right Records with the fewest and the most turns
 LIMITS = frozenset(
@@ -117,7 +118,8 @@ def equally_many(task: str, records: Sequence[Record], kept: Kept) -> list[int]:
     return [i for i in kept if i in drawn]
 
 
-# The advantages of each Record: its own, and those of agents with rewards of their own.
+# The advantages of each Record: its own, those of its stretches, and those of agents with rewards
+# of their own.
 Every = Sequence[Sequence[float]]
 
 
@@ -152,7 +154,7 @@ def apply_group_rules(
     """The advantage of each Record of a group, and whether it is trained; in the given order.
 
     `task`: the Task's id. `records`: its scored Records. Raises `ConfigError` for a user's
-    estimator that fails.
+    estimator that fails, and for one that is not of groups with forks in such a group.
     """
     if not records:
         return []
@@ -167,7 +169,10 @@ def apply_group_rules(
     # Their rewards are of whole rollouts, and forks have only the ends of such.
     forked = any(stretches)
     of_agents = [{} for _ in records] if forked else agent_advantages(records, config)
-    every = [(a, *own.values()) for a, own in zip(advantages, of_agents, strict=True)]
+    every = [
+        (a, *(stretch.advantage for stretch in each), *own.values())
+        for a, each, own in zip(advantages, stretches, of_agents, strict=True)
+    ]
     _apply(_rules_of_advantages(records, every, config), kept, left_out)
     return [
         RecordOutcome(advantage, left_out.get(i), stretches[i], of_agents[i])
@@ -255,9 +260,8 @@ def _rules_of_advantages(
     """The rules by advantage that the flags enable. `--minimal_advantage` replaces the other."""
     if config.minimal_advantage:
         return {"minimal_advantage": partial(at_least, config.minimal_advantage, advantages)}
-    # With `score` the trainer computes the advantage later, so 0 does not mean zero gradient.
-    if config.drop_zero_advantage and config.estimator != "score":
-        return {"drop_zero_advantage": partial(with_gradient, records, advantages)}
+    if config.drops_zero:
+        return {ZERO_ADVANTAGE: partial(with_gradient, records, advantages)}
     return {}
 
 
@@ -270,15 +274,9 @@ def turn_advantage(advantage: float, status: TurnStatus) -> float:
     return advantage if status == TurnStatus.COMPLETED else min(advantage, 0.0)
 
 
-def turn_advantages(
-    advantage: float, statuses: Sequence[TurnStatus], stretches: Sequence[Stretch] = ()
-) -> list[float]:
-    """The advantage of each turn of a Record.
-
-    `stretches`: in a group with forks, the advantage of the turns from each stretch on.
-    """
-    given = of_turns(stretches, len(statuses)) if stretches else [advantage] * len(statuses)
-    return [turn_advantage(value, status) for value, status in zip(given, statuses, strict=True)]
+def turn_advantages(advantage: float, statuses: Sequence[TurnStatus]) -> list[float]:
+    """The advantage of each turn of a Record."""
+    return [turn_advantage(advantage, status) for status in statuses]
 
 
 def _is_right(record: Record) -> bool:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.connection import DatabaseUnreachable
-from agentrl.databases.documents import GroupScore, Record, Split, Task
+from agentrl.databases.documents import GroupScore, Record, RecordStatus, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescored, Rescoring, RowOutcome
+from agentrl.databases.transitions import TransitionRefused
 from agentrl.foreign_text import error_line
 from agentrl.rollout.groups.boundary import check_scored
-from agentrl.rollout.groups.finalise import make_rows, settle_group
+from agentrl.rollout.groups.finalise import make_rows, settle_group, with_advantages
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.results import with_group_scores
 
@@ -25,7 +26,7 @@ _GROUPS_AT_ONCE = 8
 
 @dataclass
 class RescoringReport:
-    """The result of a rescoring. `failures`: by group, why it stayed as it was."""
+    """The result of a rescoring. `failures`: by group, why it was not scored, or only in part."""
 
     groups: int = 0
     records: int = 0
@@ -74,12 +75,16 @@ class Rescorer:
         except Exception as error:  # a scorer may raise anything
             report.failures[task_id] = error_line(error)
             return
-        for rescored in group:
-            outcome = RowOutcome.NONE
-            if task.split == Split.TRAIN:
-                outcome = await self.ledger.store_row(rescored)
-            await self.ledger.store_record(task, rescored, outcome)
-            report.rows[outcome] += 1
+        try:
+            for rescored in group:
+                outcome = RowOutcome.NONE
+                if task.split == Split.TRAIN:
+                    outcome = await self.ledger.store_row(rescored)
+                await self.ledger.store_record(task, rescored, outcome)
+                report.rows[outcome] += 1
+        except TransitionRefused as refused:  # it was quarantined meanwhile
+            report.failures[task_id] = f"{refused}; rescore the group once more, without it"
+            return
         scores = {record.id: record.score for record in records}
         await self.ledger.store_task(task, scorer, scores, said)
         report.groups += 1
@@ -87,12 +92,17 @@ class Rescorer:
         report.unscored += sum(score is None for score in scores.values())
 
     async def _score(self, task: Task, scorer: str) -> tuple[list[Record], list[GroupScore] | None]:
-        """The group's Records with new scores only, and the scores of group scorers."""
+        """The group's Records with new scores only, and the scores of group scorers.
+
+        Quarantined ones are left out, as in a finalisation.
+        """
         judged = task.model_copy(update={"scorer": scorer})
-        unscored: dict[str, object] = {
-            "score": None, "scores": {}, "explanations": {}, "agent_rewards": {},
-        }  # fmt: skip
-        stored = await self.records.scored(task)
+        unscored: dict[str, object] = {"score": None, "scores": {}, "explanations": {}}
+        stored = [
+            record
+            for record in await self.records.scored(task)
+            if record.status != RecordStatus.QUARANTINED
+        ]
         records = await asyncio.gather(
             *(self.scorers.score(judged, record.model_copy(update=unscored)) for record in stored)
         )
@@ -108,14 +118,14 @@ class Rescorer:
             return [Rescored(record, None, None, None) for record in records]
         settlements = settle_group(task, records, self.reward)
         made, faults = await make_rows(
-            task, records, settlements, self.records, self.temperature, self.longest
+            task, records, settlements, self.records, self.reward, self.temperature, self.longest
         )
         if faults:
             raise ValueError(next(iter(faults.values())))
         rows = {row.id: row for row in made}
         return [
             Rescored(
-                record.model_copy(update={"stretches": settlements[record.id].stretches}),
+                with_advantages(record, settlements[record.id]),
                 settlements[record.id].advantage,
                 settlements[record.id].left_out,
                 rows.get(record.id),

@@ -19,12 +19,15 @@ from agentrl.databases.documents import (
     Record,
     TurnStatus,
 )
+from agentrl.databases.records import record_of_turn
 from agentrl.rollout.chat.tokens import TokenContext, TurnTokens
-from agentrl.rollout.groups.group_rules import turn_advantage, turn_advantages
+from agentrl.rollout.groups.fork_values import of_turns
+from agentrl.rollout.groups.group_rules import ZERO, ZERO_ADVANTAGE, turn_advantage
 
 # Why no turn of a Record is trained.
 NOT_CHOSEN = "not_trained"  # all its turns are marked so: of other agents, or sampled otherwise
 TOO_LONG = "too_long"  # they end beyond --max_tokens
+# and ZERO_ADVANTAGE: those that are trained have none
 
 
 class NothingToTrain(ValueError):
@@ -42,17 +45,19 @@ def build_row(
     temperature: float,
     group_order: int,
     longest: int | None = None,
+    drops_zero: bool = False,
 ) -> DBRecordData:
     """The training row of a scored Record.
 
     `turns`: all turns, in any order. `advantage`: the Record's, see `advantages_of`.
     `temperature`: of sampling, above 0. `group_order`: the Task's. `longest`: most tokens of a
-    sequence (`--max_tokens`); None: any number.
+    sequence (`--max_tokens`); None: any number. `drops_zero`: whether a row needs a turn whose
+    advantage is not 0 (`--drop_zero_advantage`).
 
     Generated tokens are trained, stop tokens included; prompts, tool results and headers are not,
     nor turns that are marked as not trained. Of a fork, its own turns are trained. Raises
     ValueError, naming the record, if the turns do not fit together or it has no score, and
-    `NothingToTrain` if no turn is trained or none ends within `longest`.
+    `NothingToTrain` if no turn is trained, none ends within `longest`, or all have the advantage 0.
     """
     if record.score is None:
         raise ValueError(f"record {record.id} has no score, so no row can be made of it")
@@ -61,10 +66,9 @@ def build_row(
             f"record {record.id} was sampled at temperature {temperature}, not above 0"
         )
     ordered = sorted(turns, key=lambda turn: turn.turn)
-    of_turns = advantages_of(record, ordered, advantage)
-    # The turns before a fork are trained in the row of the Record that made them.
-    own = 0 if record.fork is None else record.fork.turn
-    chosen = [turn.trained and turn.turn >= own for turn in ordered]
+    given = given_advantages(record, ordered, advantage)
+    # Shared turns are trained in the row of the Record that made them.
+    chosen = [turn.trained and not is_shared(record, turn) for turn in ordered]
     within = [longest is None or _end(turn) <= longest for turn in ordered]
     if ordered and not any(chosen):
         raise NothingToTrain(f"no turn of record {record.id} is to be trained", NOT_CHOSEN)
@@ -73,9 +77,12 @@ def build_row(
         fault = f"no turn of record {record.id} ends within {longest} tokens"
         raise NothingToTrain(fault, TOO_LONG)
     columns: list[dict[str, ArrayLike]] = [
-        {"advantages": of_turn} if is_trained else {"mask": 0}
-        for of_turn, is_trained in zip(of_turns, trained, strict=True)
+        _of_turn(TurnStatus(turn.status), value) if is_trained else {"mask": 0}
+        for turn, value, is_trained in zip(ordered, given, trained, strict=True)
     ]
+    if drops_zero and ordered and not any(map(_has_gradient, columns)):
+        fault = f"the advantage of all trained turns of record {record.id} is 0"
+        raise NothingToTrain(fault, ZERO_ADVANTAGE)
     try:
         context = replay(ordered, columns)
     except ValueError as error:
@@ -104,20 +111,51 @@ def build_row(
     )
 
 
+def given_advantages(
+    record: Record, turns: Sequence[DispatchedSamplingTask], advantage: float
+) -> list[float]:
+    """What each turn [n] of a Record is given, before its status counts.
+
+    `advantage`: the Record's. Stretches of a group with forks come before it, and so do agents with
+    rewards of their own. A fork has one stretch, of its own turns.
+    """
+    if record.fork is not None:
+        return [0.0 if is_shared(record, turn) else advantage for turn in turns]
+    if record.stretches:
+        return of_turns(record.stretches, len(turns))
+    own = record.agent_advantages
+    return [advantage if turn.agent is None else own.get(turn.agent, advantage) for turn in turns]
+
+
+def is_shared(record: Record, turn: DispatchedSamplingTask) -> bool:
+    """Whether a turn of a fork is one of the rollout that it forks.
+
+    Not by its number: of several conversations at once, one may come to the fork first.
+    """
+    if record.fork is None or turn.replayed is None:
+        return False
+    return record_of_turn(turn.replayed) == record.fork.record
+
+
 def advantages_of(
     record: Record, turns: Sequence[DispatchedSamplingTask], advantage: float
 ) -> list[float]:
-    """The advantage of each turn [n] of a Record, whose own is `advantage`.
-
-    Stretches of a group with forks come before it, and so do agents with rewards of their own.
-    """
-    statuses = [TurnStatus(turn.status) for turn in turns]
-    of_turns = turn_advantages(advantage, statuses, record.stretches)
-    own = record.agent_advantages
+    """The advantage of each turn [n] of a Record, whose own is `advantage`."""
+    given = given_advantages(record, turns, advantage)
     return [
-        turn_advantage(own[turn.agent], status) if turn.agent in own else value
-        for turn, status, value in zip(turns, statuses, of_turns, strict=True)
+        turn_advantage(value, TurnStatus(turn.status))
+        for turn, value in zip(turns, given, strict=True)
     ]
+
+
+def _of_turn(status: TurnStatus, given: float) -> dict[str, ArrayLike]:
+    """The columns of a trained turn."""
+    advantage = turn_advantage(given, status)
+    return {"advantages": advantage, "capped": int(advantage < given)}
+
+
+def _has_gradient(columns: Mapping[str, ArrayLike]) -> bool:
+    return bool(np.abs(columns.get("advantages", 0.0)) >= ZERO)
 
 
 def _end(turn: DispatchedSamplingTask) -> int:

@@ -234,8 +234,10 @@ class Attempt:
         """Complete the slot, and fork its rollout if the flags say so (`fork_choice.py`)."""
         forks: list[int] = []
         config = self.config
-        may_fork = record.split == Split.TRAIN and record.fork is None and record.score is not None
-        if config.fork_turns and may_fork:
+        # A scorer of the whole group says what it is worth when all forks are there.
+        scorers = self.finaliser.scorers
+        scored = record.score is not None or bool(scorers.of_group(self.claim.task.scorer))
+        if config.fork_turns and record.split == Split.TRAIN and record.fork is None and scored:
             turns = (await self.records.turns([record.id]))[record.id]
             at = fork_turns(turns, config.fork_at, config.fork_turns)
             forks = [turn for turn in at for _ in range(config.forks)]

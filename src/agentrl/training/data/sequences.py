@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from agentrl.databases.documents import DBRecordData
 from agentrl.databases.policies import Lineage
-from agentrl.databases.token_tree import TokenTree
+from agentrl.databases.token_tree import UNSAID, TokenTree
 from agentrl.training.losses import BatchTotals
 
 
@@ -54,11 +54,17 @@ def row_sequences(row: DBRecordData, lineage: Lineage, step: int) -> list[Traini
     staleness = np.zeros_like(versions)
     for version in row.policy_versions:
         staleness[versions == version] = lineage.age(version, step)
-    # Of a positive advantage only a failed turn is left with 0 (`group_rules.turn_advantages`).
-    advantages = row.tree["advantages"]
-    capped = (row.tree["mask"] == 1) & (advantages == 0) & (advantages > 0).any()
-    tree = row.tree.with_columns(staleness=staleness, capped=capped)
+    tree = row.tree.with_columns(staleness=staleness, capped=_capped(row.tree))
     return tree_sequences(tree, row.temperature, row.reward)
+
+
+def _capped(tree: TokenTree) -> NDArray[np.uint8]:
+    """The column `capped`, also of a row that was stored without it."""
+    # Such rows have one advantage, of which only a failed turn is left with 0 if it is positive.
+    advantages = tree["advantages"]
+    likely = (tree["mask"] == 1) & (advantages == 0) & (advantages > 0).any()
+    capped: NDArray[np.uint8] = np.where(tree["capped"] == UNSAID, likely, tree["capped"])
+    return capped
 
 
 def tree_sequences(

@@ -42,7 +42,7 @@ class LossInputs:
     entropy: Tensor | None = None  # float32, of the policy at the token
     reference_logprobs: Tensor | None = None  # float32, of the reference policy
     proximal_logprobs: Tensor | None = None  # float32, see `ratio.py`; None: the sampler's
-    capped: Tensor | None = None  # bool, failed turns of a row with a positive advantage
+    capped: Tensor | None = None  # bool, failed turns that a positive advantage was taken from
     place: Tensor | None = None  # int64, index of the token among the trained tokens of its row
 
     @classmethod
@@ -64,7 +64,7 @@ class LossInputs:
             advantages=columns["advantages"],
             mask=mask,
             staleness=columns["staleness"],
-            capped=columns["capped"] > 0,
+            capped=columns["capped"] == 1,
             sequence_tokens=sequence_tokens,
             sequence=sequence,
             entropy=entropy,

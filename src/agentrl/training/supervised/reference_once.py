@@ -25,7 +25,7 @@ from agentrl.whole_file import write_whole
 
 logger = logging.getLogger(__name__)
 
-_EVERY_S = 10.0  # between two lines of progress
+_EVERY_S = 10.0  # between two lines of progress, each of what is kept by then
 
 Means = NDArray[np.float64]  # [pairs, 2], of the chosen and the rejected answer
 
@@ -51,21 +51,26 @@ def answer_means(
     """The means of at least the rows `wanted`; others may be NaN. None if it was stopped.
 
     `load` is called if the file `kept` lacks any. `stops` is asked after every `rows_at_once` rows;
-    what is computed until then is kept. Collective.
+    what is computed until then is kept, as it is every few seconds. Collective.
     """
     means = agreement.from_main(lambda: _read(kept, len(rows)))
     missing = [row for row in wanted if np.isnan(means[row]).any()]
     if not missing:
         return means
-    reference, told, done = load(), time.monotonic(), 0
+
+    def is_due() -> bool:
+        return time.monotonic() - kept_at > _EVERY_S
+
+    reference, kept_at, done = load(), time.monotonic(), 0
     stopped = stops()
     while done < len(missing) and not stopped:
         part = missing[done : done + rows_at_once]
         means[part] = _of_part(rows, part, reference, compute)
         done += len(part)
-        if time.monotonic() - told > _EVERY_S:
-            told = time.monotonic()
+        if agreement.from_main(is_due):  # clocks of processes differ
+            agreement.from_main(lambda: _write(kept, means))
             logger.info("the reference's logprobs of %d of %d pairs", done, len(missing))
+            kept_at = time.monotonic()
         stopped = stops()
     agreement.from_main(lambda: _write(kept, means))
     logger.info("computed the reference's logprobs of %d pairs, once", done)
