@@ -46,7 +46,7 @@ class EntrySession:
     ) -> None:
         """Give the attempt its reward, instead of the task's scorer; the last one counts.
 
-        `agent`: the reward is that agent's alone.
+        `agent`: the reward is that agent's alone. Raises ValueError for what is no reward.
         """
         self._session.set_reward(float(reward), explanation, agent)
 
@@ -71,7 +71,8 @@ async def run_function(entry: Entry, session: Session, url: str) -> Outcome:
         else:
             answer = await _in_own_thread(entry, task, given)
     except Exception as error:  # the user's code may raise anything
-        return Outcome(error=error)
+        # As of a command: what comes after it said that it is done does not count.
+        return Outcome(error=None if session.finished.is_set() else error)
     if answer is not None and not isinstance(answer, str):
         return Outcome(error=ValueError(f"the agent returned {answer!r:.200}, not a text or None"))
     return Outcome(answer=answer)

@@ -16,9 +16,10 @@ from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record
 from agentrl.gateway.agents_of_program import ProgramAgents, agents_of, check_agents
 from agentrl.gateway.desk import Desk
+from agentrl.gateway.reported import REWARD
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.session_sampler import SessionSampler
-from agentrl.gateway.sessions import REWARD, Session
+from agentrl.gateway.sessions import Session
 from agentrl.rollout.agents import OUTSIDE
 from agentrl.rollout.agents.base import SamplerResources
 from agentrl.rollout.agents.recorded import RecordedAnswers

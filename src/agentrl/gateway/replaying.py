@@ -24,7 +24,7 @@ from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import error_line
 from agentrl.gateway.program import ProgramResources, ProgramSampler
-from agentrl.gateway.sessions import REWARD
+from agentrl.gateway.reported import REWARD
 from agentrl.rollout.agents.recorded import (
     Diverged,
     RecordedAnswers,

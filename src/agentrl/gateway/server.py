@@ -22,7 +22,7 @@ from agentrl.databases.tasks import LeaseLost
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import text_of
 from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
-from agentrl.gateway.agents_of_program import HEADER, NAME_RULE, NamingError, is_name
+from agentrl.gateway.agents_of_program import HEADER, NamingError
 from agentrl.gateway.answering import Answering
 from agentrl.gateway.exchange import (
     MODEL,
@@ -231,17 +231,10 @@ class Gateway:
         of_parts = told.get("rewards")
         if of_parts is not None and not isinstance(of_parts, dict):
             raise BadRequest(f"rewards must be an object, got {of_parts!r:.40}")
-        rewards = {
-            name: finite(value, f"rewards.{name}") for name, value in (of_parts or {}).items()
-        }
-        reward = None
-        if "reward" in told or not rewards:
-            reward = finite(told.get("reward"), "reward")
-        explanation, agent = told.get("explanation"), told.get("agent")
-        if agent is not None and not (isinstance(agent, str) and is_name(agent)):
-            raise BadRequest(f"agent: {NAME_RULE}, got {agent!r:.40}")
-        session.set_reward(reward, None if explanation is None else str(explanation), agent)
-        session.add_rewards(rewards)
+        reward = told.get("reward")
+        if "reward" in told or not of_parts:
+            reward = finite(reward, "reward")
+        session.set_reward(reward, told.get("explanation"), told.get("agent"), of_parts or {})
         if told.get("finished"):
             await session.finish(session.answer)
         else:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ from agentrl.gateway.agents_of_program import NamingError, ProgramAgents
 from agentrl.gateway.answering import Answering
 from agentrl.gateway.exchange import BadRequest, Call, ChatAnswer, ChatRequest, spoken_message
 from agentrl.gateway.other_model import answer_of, ask_other
+from agentrl.gateway.reported import Reported
 from agentrl.inference.generation_builder import OnTokens
 from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.agents.base import AsyncSampler
@@ -41,7 +43,6 @@ from agentrl.rollout.llm.endpoint import ChatEndpoint
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-REWARD = "reward"  # key of the reported reward in its Record's `scores`
 _FINISHED = "program_finished"  # key in its Record's `meta_infos`: what `finish` was told
 
 
@@ -205,9 +206,11 @@ class Session:
         noting.add_done_callback(self._noted)
 
     def check_open(self) -> None:
-        """Raise `SessionOver` if the attempt has ended."""
+        """Raise `SessionOver` if the attempt has ended, or its program has said that it is done."""
         if self._over:
             raise SessionOver(f"the attempt {self.id} has ended")
+        if self.finished.is_set():
+            raise SessionOver(f"the attempt {self.id} has ended: its program said that it is done")
 
     def conversation(self, request: int) -> list[Message] | None:
         """The messages up to the answer to a request; None without it."""
@@ -232,25 +235,22 @@ class Session:
         return len(self._sampler.resources.renderer.render_prompt(messages, request.tools))
 
     def set_reward(
-        self, reward: float | None, explanation: str | None = None, agent: str | None = None
+        self,
+        reward: object,
+        explanation: object = None,
+        agent: object = None,
+        further: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Take the reward of the attempt, or of one agent; the last one counts.
+        """Take the reward of the attempt, or of one agent, and further ones by name, as of turns.
 
-        Raises `SessionOver`.
+        The last ones count. Raises `BadRequest`, which leaves all as it was, and `SessionOver`; not
+        for what was told already, since a client repeats what was not answered.
         """
+        told = Reported.of(reward, explanation, agent, further)
+        if self.finished.is_set() and not self._over and told.is_in(self._sampler.record):
+            return
         self.check_open()
-        record = self._sampler.record
-        if reward is not None and agent is None:
-            record.scores[REWARD] = reward
-        elif reward is not None and agent is not None:
-            record.agent_rewards[agent] = reward
-        if explanation:
-            record.explanations[REWARD if agent is None else f"{REWARD} of {agent}"] = explanation
-
-    def add_rewards(self, rewards: Mapping[str, float]) -> None:
-        """Keep further rewards by name, as of turns. Raises `SessionOver`."""
-        self.check_open()
-        self._sampler.record.scores.update(rewards)
+        told.put_in(self._sampler.record)
 
     async def keep(self) -> None:
         """Store the rewards so far."""
@@ -258,14 +258,19 @@ class Session:
 
     def fail(self, error: str) -> None:
         """The program failed, and the attempt with it. Raises `SessionOver`."""
-        self.check_open()
+        if error != self.error:
+            self.check_open()
         self.error = error
         self.finished.set()
 
     async def finish(self, answer: str | None = None) -> None:
-        """The program is done; this is stored. `answer`: its final answer."""
+        """The program is done; this is stored. `answer`: its final answer. Raises `SessionOver`."""
+        told = {"answer": answer}
+        meta_infos = self._sampler.record.meta_infos
+        if self.finished.is_set() and not self._over and meta_infos.get(_FINISHED) == told:
+            return  # the same again
         self.check_open()
-        self._sampler.record.meta_infos[_FINISHED] = {"answer": answer}
+        meta_infos[_FINISHED] = told
         await self.keep()
         self.answer = answer
         self.finished.set()

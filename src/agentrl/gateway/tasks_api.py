@@ -137,8 +137,7 @@ class TasksApi:
             of_turns[f"turn {turn}"] = reward
             if turn == last.turn:
                 whole = reward  # the last one is the attempt's
-        session.set_reward(whole)
-        session.add_rewards(of_turns)
+        session.set_reward(whole, further=of_turns)
         await session.keep()
         return json_response({"message": "success"})
 
