@@ -86,6 +86,25 @@ async def test_an_answered_request_gets_its_answer_after_a_crash_and_no_new_toke
             await assert_trained_as_sampled(stage, second)
 
 
+async def test_answers_of_equal_requests_that_never_left_are_given_out_one_by_one_after_a_crash(
+    stage: Stage,
+) -> None:
+    stage.lines = ["one", "two"]
+    async with opened(stage) as there:
+        ask: dict[str, Any] = {"model": "m", "messages": [QUESTION]}
+        for _ in range(2):
+            await openai_client(there).chat.completions.create(**ask)
+        await there.session.close()
+        lost = {"$set": {"request.delivered": False}}
+        await stage.database.turns.update_many({"record_id": there.session.id}, lost)
+        async with after_a_crash(stage, there) as second:
+            stage.lines = ["three"]
+            chat = openai_client(second).chat.completions
+            answers = [await chat.create(**ask) for _ in range(3)]
+            said = [answer.choices[0].message.content for answer in answers]
+            assert said == ["one", "two", "three"]
+
+
 async def test_rewards_of_agents_are_there_after_a_crash_and_end_a_session_that_is_silent(
     stage: Stage,
 ) -> None:
