@@ -106,6 +106,6 @@ async def _in_own_thread(entry: Entry, task: dict[str, Any], session: EntrySessi
             f"process, and the machine allows no more ({error})"
         ) from None
     await ended.wait()
-    for error in errors:
-        raise error
+    if errors:
+        raise errors[0]
     return answers[0]

@@ -63,7 +63,7 @@ class Reported:
         scores = {**record.scores, **self.scores}
         agent_rewards = {**record.agent_rewards, **self.agent_rewards}
         explanations = {**record.explanations, **self.explanations}
-        most = max(map(len, (scores, agent_rewards, explanations)))
+        most = max(len(scores), len(agent_rewards), len(explanations))
         if most > _MOST_NAMES:
             raise BadRequest(
                 f"rewards: an attempt has {_MOST_NAMES} names of them at the most, and this makes "
