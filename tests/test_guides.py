@@ -47,7 +47,7 @@ def run_guide(guide: Path, folder: Path) -> str:
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         "AGENTRL": str(ROOT),
-        "MODEL": str(ROOT / "assets" / "demo" / "model"),
+        "DEMO_MODEL": str(ROOT / "assets" / "demo" / "model"),
     }
     shell = subprocess.Popen(
         ["bash", "-c", "\n".join(commands)], cwd=folder, env=environment, text=True,

@@ -425,12 +425,13 @@ async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
     assert "good" not in out.getvalue()
 
 
-def test_the_three_lines_name_the_run_where_it_is() -> None:
+def test_the_next_commands_name_the_run_where_it_is() -> None:
     lines = next_steps(parse_config(["--run_name", "demo"]), "grpo_example.sh")
-    assert len(lines) == 3
-    assert lines[0].endswith("agentrl show demo") and lines[1].endswith("./eval_example.sh demo")
+    assert len(lines) == 4
+    assert lines[0].endswith("agentrl show demo") and lines[1].endswith("agentrl view demo")
+    assert lines[2].endswith("./eval_example.sh demo")
     elsewhere = parse_config(["--run_name", "demo", "--output_dir", "/data/x"])
-    assert next_steps(elsewhere, "grpo_example.sh")[1].endswith("demo --output_dir /data/x")
+    assert next_steps(elsewhere, "grpo_example.sh")[2].endswith("demo --output_dir /data/x")
 
 
 def test_what_to_type_next_fits_the_folder_and_the_path_of_whoever_called_the_script(
@@ -445,7 +446,7 @@ def test_what_to_type_next_fits_the_folder_and_the_path_of_whoever_called_the_sc
     monkeypatch.chdir(ours.parent.parent)
     assert agentrl_command() == f"{ours.parent.name}/bin/agentrl"
     monkeypatch.chdir(tmp_path)
-    show, evaluate, train = next_steps(config, "grpo_example.sh")
+    show, _, evaluate, train = next_steps(config, "grpo_example.sh")
     assert show.endswith(f" {ours / 'agentrl'} show demo")
     assert evaluate.endswith(f" {REPOSITORY / 'eval_example.sh'} demo")
     assert train.endswith(f" {REPOSITORY / 'grpo_example.sh'} NAME")

@@ -107,7 +107,7 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert record in await shown(page, records, text="46 <i>parts")
     assert record not in await shown(page, records, text="forty.six")
     wrong = await page.get(records, params={"where": "scoer<1"})
-    assert wrong.status_code == 404 and "do you mean score?" in wrong.text
+    assert wrong.status_code == 400 and "do you mean score?" in wrong.text
     note = {"text": "lucky <script>", "labels": "odd, wrong tool,"}
     kept = await page.post(f"{records}/{record}/note", data=note)
     assert "lucky &lt;script&gt;" in kept.text and "odd, wrong tool" in kept.text

@@ -472,7 +472,10 @@ def view_parser() -> Parser:
     parser.add_argument(
         "--port", type=int, default=8265, help="port to listen on; 0: a free one (default: 8265)"
     )
-    parser.add_run_flags(("db_connection_string",), {"db_connection_string": "default: DB_URL"})
+    parser.add_run_flags(
+        ("output_dir", "db_connection_string"),
+        {**DEFAULTS, "db_connection_string": "default: DB_URL"},
+    )
     return parser
 
 

@@ -166,9 +166,11 @@ def check_tasks(config: Config) -> list[TaskFileCheck]:
     `TaskFileError` with the mistakes of both files, `AgentModelsError` and `ConfigError`.
     """
     if not config.data.train_file and config.sampling.enable_sampling:
+        exported = "; MODEL is set here: `unset MODEL`, if that is not meant"
         raise ConfigError(
             "no tasks to train on: set TRAIN_FILE or --train_file to a task file (the demo's are "
             "used where no model is given, neither by MODEL nor by --model_name_or_path)"
+            + (exported if "MODEL" in os.environ else "")
         )
     given = dict.fromkeys(f for f in (config.data.train_file, config.data.eval_file) if f)
     checks: list[TaskFileCheck] = []

@@ -270,6 +270,7 @@ def next_steps(config: Config, script: str) -> list[str]:
     held_out = "" if config.data.eval_file else "EVAL_FILE=JSONL "
     steps = [
         f"look at a trajectory:     {agentrl_command()} show {run}",
+        f"look in a browser:        {agentrl_command()} view {run}",
         f"evaluate the checkpoint:  {held_out}{from_here(REPOSITORY / 'eval_example.sh')} {run}",
     ]
     model = config.model.model_name_or_path

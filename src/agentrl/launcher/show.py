@@ -96,7 +96,12 @@ async def find_record(database: RunDatabase, record_id: str | None, split: Split
             {"split": split, "score": {"$ne": None}}, sort=[("finished_at", -1)]
         )
         if document is None:
-            raise ConfigError(f"run {database.name} has no finished record of split {split} yet")
+            other = Split.EVAL if split == Split.TRAIN else Split.TRAIN
+            there = await database.records.find_one({"split": other, "score": {"$ne": None}})
+            hint = "" if there is None else f": it has some of split {other}, see --split {other}"
+            raise ConfigError(
+                f"run {database.name} has no finished record of split {split} yet{hint}"
+            )
     return Record.from_mongo(document)
 
 

@@ -29,7 +29,11 @@ def main(argv: Sequence[str]) -> int:
     """
     given = view_parser().parse(argv)
     arguments = given.own
-    url = config_of(given.values).run.db_connection_string or read_deployment(os.environ).db_url
+    run = config_of(given.values).run
+    url = run.db_connection_string or read_deployment(os.environ).db_url
+    if run.output_dir is not None and arguments.run is None:
+        raise ConfigError("--output_dir: name the run whose folder it is: agentrl view RUN")
+    elsewhere = {arguments.run: Path(run.output_dir)} if run.output_dir is not None else None
     password = os.environ.get(PASSWORD)
     if not _is_loopback(arguments.host) and password is None:
         raise ConfigError(
@@ -42,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     root = Path(arguments.output_root)
 
     async def serve() -> None:
-        async with Places(root, url) as places:
+        async with Places(root, url, elsewhere) as places:
             if arguments.run is not None:
                 async with places.run(arguments.run):
                     pass  # said now, if it is not there
@@ -55,7 +59,10 @@ def main(argv: Sequence[str]) -> int:
                     print_lines(Console(), [f"open {address}", "until Ctrl-C"])
                     await _until_signal()
             except OSError as error:
-                raise ConfigError(f"--port {arguments.port}: {error.strerror or error}") from None
+                raise ConfigError(
+                    f"--port {arguments.port}: {error.strerror or error} (`agentrl view` may be "
+                    "open already; --port 0 takes a free one)"
+                ) from None
 
     asyncio.run(serve())
     return 0

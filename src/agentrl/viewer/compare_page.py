@@ -1,6 +1,6 @@
 """Two runs, or two evaluations of one, on the same tasks: won, lost, changed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -46,7 +46,11 @@ class Outcome:
 
 
 async def sides(place: Place) -> list[tuple[str, int, str]]:
-    """What can be compared of a run: split, epoch and name; the newest held-out one comes first."""
+    """What can be compared of a run: split, epoch and name.
+
+    Held-out results of training come first, the newest before the others, then evaluations, which
+    have negative epochs, in the same order, and training epochs.
+    """
     named = {
         found.epoch: f"evaluation of {found.model}, {found.created_at:%Y-%m-%d %H:%M}"
         async for found in _evaluations(place)
@@ -54,10 +58,16 @@ async def sides(place: Place) -> list[tuple[str, int, str]]:
     found = []
     for split in (Split.EVAL, Split.TRAIN):
         epochs = await place.database.tasks.distinct("epoch", {"split": split})
-        for epoch in sorted(epochs, reverse=True):
+        for epoch in sorted(epochs, key=lambda epoch: (epoch < 0, -abs(epoch))):
             kind = f"epoch {epoch}" if split == Split.TRAIN else f"held-out tasks at step {epoch}"
             found.append((str(split), epoch, named.get(epoch, kind)))
     return found
+
+
+def oldest(choices: Sequence[tuple[str, int, str]]) -> int:
+    """The place of the oldest result of the kind that comes first."""
+    alike = [(split, epoch < 0) for split, epoch, _ in choices]
+    return alike.count(alike[0]) - 1 if alike else 0
 
 
 async def read_side(place: Place, split: str, epoch: int, name: str) -> Side:

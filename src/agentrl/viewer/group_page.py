@@ -20,7 +20,7 @@ class TaskLine:
     task_id: str
     query: str
     epochs: list[tuple[int, str, float | None]]  # number, id of the group, success
-    learned: float  # success of the last epoch less that of the first
+    learned: float | None  # success of the last epoch less that of the first, of two or more
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ async def read_tasks(place: Place, asked: Mapping[str, str]) -> list[TaskLine]:
     `hardest` (least success in the last epoch); `split`.
     """
     begun = {"$nin": [TaskStatus.CREATED, TaskStatus.LEFT_OUT]}
-    wanted: dict[str, Any] = {"split": Split(asked.get("split", Split.TRAIN)), "status": begun}
+    wanted: dict[str, Any] = {"split": await split_of(place, asked), "status": begun}
     if text := asked.get("text", "").strip():
         pattern = {"$regex": re.escape(text), "$options": "i"}
         wanted["$or"] = [{"task_id": pattern}, {"query": pattern}]
@@ -59,16 +59,24 @@ async def read_tasks(place: Place, asked: Mapping[str, str]) -> list[TaskLine]:
     async for task in cursor:
         scores = [slot["score"] for slot in task["slots"] if slot["score"] is not None]
         success = sum(s >= SUCCESS_SCORE for s in scores) / len(scores) if scores else None
-        line = lines.setdefault(task["task_id"], TaskLine(task["task_id"], task["query"], [], 0.0))
+        line = lines.setdefault(task["task_id"], TaskLine(task["task_id"], task["query"], [], None))
         line.epochs.insert(0, (task["epoch"], task["_id"], success))
     found = [_learned(line) for line in lines.values()]
     match asked.get("order", "newest"):
         case "learned":
-            found.sort(key=lambda line: -line.learned)
+            found.sort(key=lambda line: -(line.learned or 0.0))
         case "hardest":
             found = [line for line in found if _last(line) is not None]
             found.sort(key=lambda line: _last(line) or 0.0)
     return found[:SHOWN]
+
+
+async def split_of(place: Place, asked: Mapping[str, str]) -> Split:
+    """The split that was asked for; else training, where the run has training tasks."""
+    if "split" in asked:
+        return Split(asked["split"])
+    trains = await place.database.tasks.find_one({"split": Split.TRAIN}, {"_id": 1})
+    return Split.TRAIN if trains else Split.EVAL
 
 
 async def read_group_page(place: Place, task_id: str) -> GroupPage | None:
@@ -123,7 +131,7 @@ async def _said(place: Place, records: Sequence[Record]) -> dict[str, list[Said]
 
 def _learned(line: TaskLine) -> TaskLine:
     known = [success for _, _, success in line.epochs if success is not None]
-    gain = known[-1] - known[0] if known else 0.0
+    gain = known[-1] - known[0] if len(known) > 1 else None
     return TaskLine(line.task_id, line.query, line.epochs, gain)
 
 

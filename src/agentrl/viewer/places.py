@@ -6,7 +6,7 @@ has looked for a while, so that the run can be resumed meanwhile.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,10 +55,13 @@ class _Open:
 
 
 class Places:
-    """The runs below a folder and in the MongoDB at `url`."""
+    """The runs below a folder and in the MongoDB at `url`. `elsewhere`: folders of runs by name."""
 
-    def __init__(self, root: Path, url: str | None) -> None:
+    def __init__(
+        self, root: Path, url: str | None, elsewhere: Mapping[str, Path] | None = None
+    ) -> None:
         self._root = root
+        self._elsewhere = dict(elsewhere or {})
         self._url = url
         self._open: dict[str, _Open] = {}
         self._lock = asyncio.Lock()
@@ -111,8 +114,9 @@ class Places:
         return mongod_holds(data) and embedded_port(data) == opened.mongod_port
 
     async def _enter(self, name: str) -> _Open:
-        place = {"run_name": name, "output_dir": str(self._root / name)}
-        if self._url is not None and not (self._root / name / "mongo").is_dir():
+        given = self._elsewhere.get(name, self._root / name)
+        place = {"run_name": name, "output_dir": str(given)}
+        if self._url is not None and not (given / "mongo").is_dir():
             place["db_connection_string"] = self._url
         config = run_place(place)
         folder, url, started, port = config.output, config.run.db_connection_string, None, None
@@ -120,7 +124,7 @@ class Places:
         data = folder / "mongo"
         if url is None:
             if not data.is_dir():
-                raise ConfigError(f"there is no run {name!r} in {self._root}")
+                raise ConfigError(f"there is no run {name!r} in {given.parent}")
             if not mongod_holds(data):
                 started = mongod_of(config)
                 await asyncio.to_thread(started.start)

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.documents import Record, Split
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import ORDERS, list_records
+from agentrl.viewer.group_page import split_of
 from agentrl.viewer.notes import labelled, labels_in_use
 from agentrl.viewer.places import Place
 
@@ -17,14 +18,14 @@ _SEARCHED = 50_000  # newest turns that a search in texts reads
 
 @dataclass(frozen=True)
 class RecordsPage:
-    """What the page shows. `asked`: the fields of its form. `error`: why the filter is refused."""
+    """What the page shows. `asked`: the fields of its form. `error`: why they are refused."""
 
     asked: Mapping[str, str]
     records: list[Record]
+    labels: list[str]
+    error: str | None = None
     orders: tuple[str, ...] = tuple(ORDERS)
     splits: tuple[str, ...] = tuple(Split)
-    labels: list[str] = field(default_factory=list)
-    error: str | None = None
 
 
 async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPage:
@@ -42,9 +43,9 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
     if chosen:
         conditions = {"$and": [*conditions.get("$and", []), *chosen]}
     order = asked.get("order", "newest")
-    split = Split(asked.get("split", Split.TRAIN))
+    split = await split_of(place, asked)
     records = await list_records(place.database, order, conditions, split, SHOWN)
-    return RecordsPage(asked, records, labels=await labels_in_use(place.database))
+    return RecordsPage({**asked, "split": split}, records, await labels_in_use(place.database))
 
 
 async def _with_text(place: Place, text: str) -> list[str]:

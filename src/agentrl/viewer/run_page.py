@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Any
 
 from agentrl.databases.documents import InferenceService, Run
@@ -11,9 +12,11 @@ from agentrl.databases.runs import load_run
 from agentrl.launcher.progress import Metrics, ProgressReader, Snapshot
 from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.launcher.success import success_curve
+from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
 from agentrl.viewer.steps import read_steps
 
+_SHOWN_EVALUATIONS = 20
 _MOST_STEPS = 500  # points of the curve of success
 _PHASES = (
     ("wait_seconds", "waiting for rows"), ("train_seconds", "training"),
@@ -46,6 +49,7 @@ class RunPage:
     n_failed: int
     n_quarantined: int
     flags: dict[str, Any]
+    evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
 
 
 async def read_run_page(place: Place) -> RunPage:
@@ -62,7 +66,19 @@ async def read_run_page(place: Place) -> RunPage:
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
         flags=dict(run.flags or {}) if run else {},
+        evaluations=await _evaluations(place),
     )
+
+
+async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
+    """Those by `agentrl eval`, the newest first."""
+    found: list[tuple[str, int, float]] = []
+    for split, epoch, name in await sides(place):
+        if epoch < 0 and len(found) < _SHOWN_EVALUATIONS:
+            successes = (await read_side(place, split, epoch, name)).successes
+            if successes:
+                found.append((name, len(successes), mean(successes.values())))
+    return found
 
 
 async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:

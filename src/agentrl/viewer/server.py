@@ -23,13 +23,12 @@ from agentrl import __version__
 from agentrl.configs import ConfigError
 from agentrl.databases.arrays import unpack_floats, unpack_ints
 from agentrl.databases.connection import DatabaseUnreachable
-from agentrl.databases.documents import Split
-from agentrl.viewer.compare_page import Side, compare, read_side, sides
+from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
 from agentrl.viewer.notes import write_note
 from agentrl.viewer.places import Place, Places
-from agentrl.viewer.records_page import read_records_page
+from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
 from agentrl.viewer.shown import FILTERS
 from agentrl.viewer.step_page import read_step_page
@@ -181,8 +180,13 @@ class Viewer:
         return self._html("group.html", place=place, page=page)
 
     async def _records(self, request: web.Request, place: Place) -> web.Response:
-        page = await read_records_page(place, request.query)
-        return self._html("records.html", place=place, page=page)
+        try:
+            page = await read_records_page(place, request.query)
+        except (ConfigError, ValueError) as error:
+            refused = str(error).removeprefix("--where ")
+            page = RecordsPage(request.query, [], [], error=refused)
+        status = 200 if page.error is None else 400
+        return self._html("records.html", status, place=place, page=page)
 
     async def _record(self, request: web.Request, place: Place) -> web.Response:
         page = await read_trajectory_page(place, request.match_info["record"])
@@ -215,9 +219,7 @@ class Viewer:
         choices = await sides(place)
         async with self._places.run(other) as second_place:
             others = await sides(second_place)
-            # The oldest held-out result against the newest one, unless others are chosen.
-            oldest = max(0, sum(split == Split.EVAL for split, *_ in choices) - 1)
-            first = await _side(place, choices, request.query.get("first"), oldest)
+            first = await _side(place, choices, request.query.get("first"), oldest(choices))
             second = await _side(second_place, others, request.query.get("second"), 0)
         outcome = compare(first, second) if first and second else None
         return self._html(

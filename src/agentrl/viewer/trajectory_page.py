@@ -11,7 +11,9 @@ from agentrl.databases.documents import (
     Record,
     RecordStatus,
     RowStatus,
+    Split,
     Task,
+    TaskStatus,
 )
 from agentrl.databases.row_parts import join
 from agentrl.databases.runs import load_run
@@ -52,7 +54,8 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
     row = await _read_row(place, record_id)
     shown = {"rollout": 1, "attempt": 1, "score": 1, "status": 1, "stop_reason": 1}
     siblings = database.records.find({"task": record.task}, shown)
-    version = record.versions.min if record.versions else None
+    # The weights of an evaluation are another run's, or no run's.
+    version = record.versions.min if record.versions and record.epoch >= 0 else None
     made = await database.policy_versions.find_one({"version": version}) if version else None
     model = await model_folder(place)
     return TrajectoryPage(
@@ -60,7 +63,7 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
         task=None if task is None else Task.from_mongo(task),
         turns=await read_turns(database, record),
         row=row,
-        fate=_fate(record, row),
+        fate=_fate(record, row, None if task is None else TaskStatus(task["status"])),
         steps=[each.step for each in row.trained] if row else [],
         made_at=made["step"] if made else (0 if version == 0 else None),
         siblings=[each async for each in siblings.sort([("rollout", 1), ("attempt", -1)])],
@@ -100,7 +103,7 @@ async def _read_row(place: Place, record_id: str) -> DBRecordData | None:
     return DBRecordData.from_mongo(await join(place.database, document))
 
 
-def _fate(record: Record, row: DBRecordData | None) -> str:
+def _fate(record: Record, row: DBRecordData | None, group: TaskStatus | None) -> str:
     """Whether it is trained, and why not."""
     if row is None:
         match record.status:
@@ -108,6 +111,10 @@ def _fate(record: Record, row: DBRecordData | None) -> str:
                 return "It is being sampled."
             case RecordStatus.SAMPLED:
                 return "Its conversation is over; it waits for its score."
+            case RecordStatus.SCORED if record.split == Split.EVAL:
+                return "It has its score, and is not trained: it is of an evaluation."
+            case RecordStatus.SCORED if group != TaskStatus.RUNNING:
+                return "It has its score; its group is being finished."
             case RecordStatus.SCORED:
                 return "It has its score; the group waits for its other rollouts."
             case RecordStatus.FAILED:
