@@ -58,7 +58,7 @@ _FIXED = frozenset(
         "sampled_at",
     }
 )
-_NOTED = {"scores", "explanations", "meta_infos", "tools_offered", "tool_list"}
+_NOTED = {"scores", "agent_rewards", "explanations", "meta_infos", "tools_offered", "tool_list"}
 # The states from which `finish` may change a Record.
 _BEFORE_END = {
     RecordStatus.FAILED: [RecordStatus.SAMPLING],
