@@ -76,7 +76,8 @@ async def test_tasks_are_claimed_by_demand_worked_on_and_scored(run: OutsideRun)
     assert (await run.post(f"{second['path']}/finish", done, second["key"]))[0] == 200
 
     async def finalised() -> bool:
-        return await run.database.rows.count_documents({}) == 2
+        done = await run.database.tasks.count_documents({"status": TaskStatus.COMPLETED})
+        return done == 1 and await run.database.rows.count_documents({}) == 2
 
     await until(finalised, 60)
     one, two = await run.records()
