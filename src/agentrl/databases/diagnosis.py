@@ -32,8 +32,8 @@ class GroupEnd:
     """How a training group ended.
 
     `rows`: number of training rows; None if not known. `left_out`: number of Records left out, by
-    reason. `scores`: of all scored rollouts. `given_up`: errors of rollouts, without forks, that failed
-    `--max_failures` times. `scorer_error`: why the group could not be finalised.
+    reason. `scores`: of all scored rollouts. `given_up`: errors of rollouts, without forks, that
+    failed `--max_failures` times. `scorer_error`: why the group could not be finalised.
     """
 
     at: datetime
