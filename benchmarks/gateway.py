@@ -17,6 +17,7 @@ import asyncio
 import json
 import os
 import random
+import secrets
 import statistics
 import subprocess
 import sys
@@ -172,7 +173,9 @@ async def ways(
             config = folder / "litellm.yaml"
             params = {"model": "openai/m", "api_base": f"{service}/v1", "api_key": "x"}
             model = {"model_name": "m", "litellm_params": params}
-            config.write_text(json.dumps({"model_list": [model]}))
+            key = f"sk-{secrets.token_hex(32)}"  # the proxy does not start without one
+            settings = {"general_settings": {"master_key": key}}
+            config.write_text(json.dumps({"model_list": [model], **settings}))
             command = [
                 Path(litellm).with_name("litellm"),
                 "--config",
@@ -181,7 +184,7 @@ async def ways(
                 held[2].number,
             ]
             started.append(_start([*command, "--host", "127.0.0.1", "--num_workers", 1], folder))
-            found.append(Way("litellm", psutil.Process(started[2].pid), f"{proxy}/v1", "x"))
+            found.append(Way("litellm", psutil.Process(started[2].pid), f"{proxy}/v1", key))
             waited_for.append(f"{proxy}/health/liveliness")
         await _until_they_answer(waited_for, started, folder)
         yield found, database

@@ -56,7 +56,8 @@ def test_each_reference_gives_rows_in_both_databases_and_other_rows_in_each(made
                 found.append(connection.execute(task["answer"]).fetchall())
         assert found[0], task
         differ += found[0] != found[1]
-    assert differ > 250
+    # Some counts agree by chance; a wrong query that is right in one database must fail in most.
+    assert differ > 0.9 * len(tasks_of(made, "train"))
 
 
 def test_the_sql_agent_trains_on_what_was_sampled_and_is_paid_for_right_results(

@@ -1,5 +1,6 @@
 """Programs of several agents: which of them are trained, and by which rewards."""
 
+import asyncio
 import sys
 from io import StringIO
 from itertools import chain
@@ -169,6 +170,20 @@ async def test_another_model_answers_an_agent_and_the_others_tokens_stay_exact(
     row = build_row(record, turns, 1.0, 1.0, 0)
     assert len(row.tree.nodes) == 1 and record.n_segments == 1
     assert trained_ids(row).tolist() == list(chain(*stage.service.outputs))
+
+
+async def test_max_turns_counts_requests_to_another_model_that_are_being_answered(
+    stage: Stage,
+) -> None:
+    async with chat_endpoint() as api:
+        api.replies["m"] = ["x"] * 6
+        stage.flags += ("--agent_models", f"critic={api.url}", "--max_turns", "2")
+        async with opened(stage) as there:
+            asked = [ask(there, [user(f"{n}")], "critic") for n in range(6)]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            refused = [each for each in answers if isinstance(each, openai.BadRequestError)]
+            assert len(refused) == 4 and "--max_turns" in str(refused[0])
+            assert there.sampler.record.n_turns == 2 and len(api.requests) == 2
 
 
 async def test_rewards_of_agents_are_kept_by_agent_and_their_mean_is_the_score(

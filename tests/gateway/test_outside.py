@@ -167,7 +167,10 @@ async def test_harnesses_for_areal_and_uni_agent_work_as_they_are(run: OutsideRu
         *run.flags, "--gateway_key_env", "GATEWAY",
     )  # fmt: skip
     await run.start()
-    start = {"task_id": "bin 2", "group_size": 2}
+    start: dict[str, Any] = {"task_id": "bin 2", "group_size": 2}
+    too_many = {**start, "group_size": 300_000}
+    status, refused = await run.post("/rl/start_session", too_many, "admin-key")
+    assert status == 400 and "group_size" in refused["error"]["message"]
     assert (await run.post("/rl/start_session", start, "wrong"))[0] == 401
     assert (await run.claim())[0] == 401
     status, begun = await run.post("/rl/start_session", start, "admin-key")
@@ -181,10 +184,15 @@ async def test_harnesses_for_areal_and_uni_agent_work_as_they_are(run: OutsideRu
         assert status == 400 and "No interactions" in refused["error"]["message"]
         first = await chat.create(model="m", messages=[{"role": "user", "content": "a"}])
         await chat.create(model="m", messages=[{"role": "user", "content": "b"}])
-        told = {"interaction_id": first.id, "reward": 0.5}
+        told: dict[str, Any] = {"interaction_id": first.id, "reward": 0.5}
         assert (await run.post("/rl/set_reward", told, key))[1] == {"message": "success"}
-        told = {"interaction_id": "chatcmpl-9", "reward": 0.5}
-        assert (await run.post("/rl/set_reward", told, key))[0] == 400
+        for told in (
+            {"interaction_id": "chatcmpl-9", "reward": 0.5},
+            {"interaction_id": 5, "reward": 1},
+            {"rewards": "abc"},
+            {"rewards": [1]},
+        ):
+            assert (await run.post("/rl/set_reward", told, key))[0] == 400
         assert (await run.post("/rl/set_reward", {"reward": float(number)}, key))[0] == 200
         status, ended = await run.post("/rl/end_session", {}, key)
         assert (status, ended) == (200, {"message": "success", "interaction_count": 2})

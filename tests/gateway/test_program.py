@@ -3,14 +3,18 @@
 import asyncio
 import os
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from open_session import opened
 from stage import Stage
 
 from agentrl.configs import ConfigError
 from agentrl.databases.documents import Record, StopReason, ToolResult
+from agentrl.gateway.function import EntrySession, run_function
 from agentrl.rollout.agents import load_agents
 
 PROGRAM = Path(__file__).with_name("agent_program.py")
@@ -110,6 +114,42 @@ async def test_a_function_asks_the_model_by_a_client_of_its_own(
     record = await stage.attempt("program")
     assert (record.final_answer, record.score, record.n_turns) == (answer, score, 2)
     assert record.n_segments == 1
+
+
+async def test_functions_that_wait_keep_neither_others_nor_the_process_from_working(
+    stage: Stage,
+) -> None:
+    n_functions = 2 * ((os.cpu_count() or 1) + 4)  # more than the process's pool has threads
+    began, let_go = threading.Barrier(n_functions), threading.Event()
+
+    def waits(task: dict[str, Any], session: EntrySession) -> str:
+        began.wait(5)
+        let_go.wait(20)
+        return str(threading.current_thread().daemon)
+
+    async with opened(stage) as there:
+        calls = [run_function(waits, there.session, there.url) for _ in range(n_functions)]
+        outcomes = asyncio.gather(*calls)
+        await asyncio.sleep(0.1)
+        try:  # the names of services are looked up in the pool
+            async with asyncio.timeout(3):
+                await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+        finally:
+            let_go.set()
+        assert [outcome.answer for outcome in await outcomes] == ["True"] * n_functions
+
+
+async def test_a_function_that_never_began_says_so(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async with opened(stage) as there:
+        monkeypatch.setattr(threading.Thread, "start", refuses)
+        outcome = await run_function(lambda task, session: "x", there.session, there.url)
+        monkeypatch.undo()
+        assert "the agent's function never began" in str(outcome.error)
 
 
 async def test_a_function_that_raises_fails_its_attempt(stage: Stage) -> None:

@@ -1,6 +1,7 @@
 """`agentrl replay`: stored Records against the program of today."""
 
 import asyncio
+import inspect
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from stage import DEMO_MODEL, END, Stage
 from agentrl.cli import main
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.records import RecordLedger
+from agentrl.gateway.replaying import UnwrittenRecords
 from agentrl.launcher.replay import side_by_side
 
 HERE = Path(__file__).parent
@@ -134,6 +137,54 @@ async def test_whatever_else_a_program_does_otherwise_fails_the_check(
         status, told = await yesterday.replay("--check", "--count", "1")
         assert status == 1 and said in told, told
         yesterday.edit(new, old)
+
+
+REPORTS = """
+    for path, told in (
+        ("reward", {"reward": 0.5, "rewards": {"steps": 2}}),
+        ("reward", {"agent": "planner", "reward": 1.0}),
+        ("finish", {"answer": "B7"}),
+    ):
+        headers = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}"}
+        url = f"{os.environ['AGENTRL_SESSION_URL']}/{path}"
+        urllib.request.urlopen(urllib.request.Request(url, json.dumps(told).encode(), headers))
+"""
+
+
+async def test_a_program_that_reports_its_rewards_and_its_end_is_replayed_with_them(
+    yesterday: Yesterday,
+) -> None:
+    yesterday.edit('    print(reply["content"])\n', REPORTS)
+    await yesterday.sample()
+    before = await everything(yesterday.stage.database)
+    status, said = await yesterday.replay("--check")
+    assert status == 0 and "2 of 2 as recorded" in said, said
+    yesterday.edit('"reward": 0.5', '"reward": 0.25')
+    status, said = await yesterday.replay("--check", "--count", "1")
+    assert status == 1 and "reports the reward 0.25 and not 0.5" in said, said
+    yesterday.edit('"reward": 0.25', '"reward": 0.5')
+    yesterday.edit('"planner", "reward": 1.0', '"planner", "reward": -5.0')
+    status, said = await yesterday.replay("--check", "--count", "1")
+    assert status == 1 and "reports the reward -5.0 of planner and not 1.0" in said, said
+    assert await everything(yesterday.stage.database) == before
+
+
+def test_whatever_an_attempt_writes_is_not_written_in_a_replay() -> None:
+    """A write that is added to the ledger must be one of those that a replay leaves out."""
+    reads = {"resume", "taken_over", "tool_list", "scored", "turns", "earlier_turns"}
+    of_groups = {"disown", "add_rows", "add_scores", "settle"}  # a replay has none
+    methods = {
+        name: method
+        for name, method in vars(RecordLedger).items()
+        if inspect.iscoroutinefunction(method) and not name.startswith("_")
+    }
+    under_lease = {
+        name
+        for name, method in methods.items()
+        if {"_write_held", "_end"} & set(method.__code__.co_names)
+    }
+    left_out = under_lease | set(vars(UnwrittenRecords))
+    assert set(methods) - reads - of_groups <= left_out and "note" in under_lease
 
 
 async def test_an_attempt_that_was_killed_is_replayed_and_goes_on_live_if_there_is_a_service(

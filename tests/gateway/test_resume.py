@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from typing import Any
 
 import openai
@@ -11,8 +12,10 @@ from stage import Stage, tool_call
 from test_clients import FIND, QUESTION, anthropic_client, assert_trained_as_sampled, openai_client
 
 from agentrl.databases.documents import Record
+from agentrl.gateway.outside import OutsideResources, OutsideSampler
 from agentrl.gateway.program import ProgramSampler
 from agentrl.gateway.sessions import Session
+from agentrl.rollout.scheduling.attempt import WentSilent
 
 TOOLS: list[Any] = [{"type": "function", "function": FIND}]
 CALL = tool_call("find", '{"item":  "bolt"}')  # with a space that no client keeps
@@ -81,6 +84,48 @@ async def test_an_answered_request_gets_its_answer_after_a_crash_and_no_new_toke
             said = sorted(choice.message.content or "" for choice in other.choices)
             assert said == ["four", "three"]
             await assert_trained_as_sampled(stage, second)
+
+
+async def test_answers_of_equal_requests_that_never_left_are_given_out_one_by_one_after_a_crash(
+    stage: Stage,
+) -> None:
+    stage.lines = ["one", "two"]
+    async with opened(stage) as there:
+        ask: dict[str, Any] = {"model": "m", "messages": [QUESTION]}
+        for _ in range(2):
+            await openai_client(there).chat.completions.create(**ask)
+        await there.session.close()
+        lost = {"$set": {"request.delivered": False}}
+        await stage.database.turns.update_many({"record_id": there.session.id}, lost)
+        async with after_a_crash(stage, there) as second:
+            stage.lines = ["three"]
+            chat = openai_client(second).chat.completions
+            answers = [await chat.create(**ask) for _ in range(3)]
+            said = [answer.choices[0].message.content for answer in answers]
+            assert said == ["one", "two", "three"]
+
+
+async def test_rewards_of_agents_are_there_after_a_crash_and_end_a_session_that_is_silent(
+    stage: Stage,
+) -> None:
+    stage.lines = ["one"]
+    stage.flags += ("--session_idle", "0.2")
+    async with opened(stage) as there:
+        chat = openai_client(there).chat.completions
+        await chat.create(model="m", messages=[QUESTION])
+        client = openai.AsyncOpenAI(base_url=there.url, api_key=there.session.key, max_retries=0)
+        told = {"agent": "planner", "reward": 1.0, "explanation": "as planned"}
+        await client.post("/reward", body=told, cast_to=object)
+        async with after_a_crash(stage, there) as second:
+            record = second.sampler.record
+            assert record.agent_rewards == {"planner": 1.0}
+            shared = vars(second.sampler.resources)
+            own = {field.name: shared[field.name] for field in fields(OutsideResources)}
+            outside = OutsideSampler(second.sampler.claim, record, OutsideResources(**own))
+            await outside._until_over(second.session)
+            record.agent_rewards.clear()
+            with pytest.raises(WentSilent, match="--session_idle"):
+                await outside._until_over(second.session)
 
 
 async def test_answers_of_which_a_crash_kept_only_some_are_completed(stage: Stage) -> None:

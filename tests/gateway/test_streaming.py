@@ -228,6 +228,93 @@ async def test_one_that_asks_again_while_it_is_answered_gets_all_of_the_stream(
         assert text == WORDS and len(slow.outputs) == 1
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_one_that_hung_up_and_asks_the_same_gets_the_answer_that_is_being_made(
+    stage: Stage, slow: SlowService, streamed: bool
+) -> None:
+    """Whether it asks before the answer is there or after, and says that it asked or not."""
+    stage.lines = [WORDS, WORDS]
+    ask: dict[str, Any] = {"model": "m", "messages": QUESTIONS, "stream": streamed}
+    async with opened(stage) as there:
+        chat = openai_client(there).chat.completions
+
+        async def hang_up() -> None:
+            if not streamed:
+                with pytest.raises(openai.APITimeoutError):
+                    await chat.create(**ask, timeout=0.3)
+                return
+            stream = await chat.create(**ask)
+            await anext(stream.__aiter__())
+            await stream.close()
+
+        async def text() -> str:
+            answer = await chat.create(**ask)
+            if not streamed:
+                return str(answer.choices[0].message.content)
+            return "".join([c.choices[0].delta.content or "" async for c in answer])
+
+        slow.allow(9)
+        await hang_up()
+        await asyncio.sleep(0.1)
+        await hang_up()
+        await asyncio.sleep(0.1)
+        slow.allow(float("inf"))
+        while there.sampler.record.n_turns == 0:
+            await asyncio.sleep(0.02)
+        assert [await text(), len(slow.outputs)] == [WORDS, 1]
+        assert [await text(), len(slow.outputs)] == [WORDS, 2], "the first one has arrived"
+        await there.session.close()
+        turns = await stage.turns(there.sampler.record)
+        assert [turn.request and turn.request.delivered for turn in turns] == [True, True]
+
+
+async def test_of_equal_requests_at_once_each_gets_its_own_answer_though_it_hangs_up(
+    stage: Stage, slow: SlowService
+) -> None:
+    stage.lines = ["vote A", "vote B", "vote C"]
+    slow.allow(1)
+    async with opened(stage) as there:
+        chat = openai_client(there).chat.completions
+        ask: dict[str, Any] = {"model": "m", "messages": QUESTIONS}
+        hanging = [asyncio.create_task(chat.create(**ask, timeout=0.6)) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        waits = asyncio.create_task(chat.create(**ask))
+        for hung in hanging:
+            with pytest.raises(openai.APITimeoutError):
+                await hung
+        await asyncio.sleep(0.1)
+        again = [
+            asyncio.create_task(chat.create(**ask, extra_headers=headers))
+            for headers in ({"x-stainless-retry-count": "1"}, {})
+        ]
+        await asyncio.sleep(0.2)
+        slow.allow(float("inf"))
+        votes = await asyncio.gather(waits, *again)
+        assert len({vote.id for vote in votes}) == 3 and len(slow.outputs) == 3
+        said = {vote.choices[0].message.content for vote in votes}
+        assert said == {"vote A", "vote B", "vote C"}
+
+
+async def test_a_session_that_ends_in_a_stream_ends_it_with_an_error(
+    stage: Stage, slow: SlowService
+) -> None:
+    stage.lines = [WORDS, WORDS]
+    slow.allow(5)
+    async with opened(stage) as there:
+        chat = openai_client(there).chat.completions
+        stream = (await chat.create(model="m", messages=QUESTIONS, stream=True)).__aiter__()
+        await anext(stream)
+        whole = asyncio.create_task(chat.create(model="m", messages=QUESTIONS))
+        await asyncio.sleep(0.2)
+        closing = asyncio.create_task(there.session.close())
+        with pytest.raises(openai.APIError, match="the session was closed before"):
+            while True:
+                await anext(stream)
+        with pytest.raises(openai.InternalServerError, match="the session was closed before"):
+            await whole
+        await closing
+
+
 @pytest.mark.parametrize("seed", range(3))
 async def test_a_streamed_answer_is_the_one_that_is_not_streamed(
     stage: Stage, slow: SlowService, seed: int

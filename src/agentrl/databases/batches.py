@@ -6,12 +6,14 @@ all others that arrive.
 
 A process that works on many records also waits a moment for others before it sends (`Pace`). The
 moments are the same for all kinds, so that the server makes their writes durable together. A
-process with one record at a time never waits.
+process with one record at a time never waits, nor does a request that is `at_once`: somebody waits
+for it who would notice the moment.
 """
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,14 +38,16 @@ class Pace:
         self._at_once = at_once
         self._next = 0.0  # by the monotonic clock
 
-    async def moment(self) -> None:
-        """Wait for the next moment. It comes the later, the more records are in progress."""
+    async def moment(self, hurry: asyncio.Event) -> None:
+        """Wait for the next moment, or for `hurry`. It comes the later, the more records are in
+        progress."""
         now = time.monotonic()
         if self._next <= now:
             others = max(0, self._at_once() - 1)
             self._next = now + min(others * _MOMENT_OF_A_RECORD_S, MOMENT_S)
         if self._next > now:
-            await asyncio.sleep(self._next - now)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(hurry.wait(), self._next - now)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,14 +89,20 @@ class Batches(Generic[Request, Answer]):
         self._pace = pace
         self._part_of = part_of or id
         self._waiting: list[Waiter[Request, Answer]] = []
+        self._hurry = asyncio.Event()  # one that waits is to be sent at once
         self._sender: asyncio.Task[None] | None = None
 
-    async def ask(self, request: Request) -> Answer:
-        """The answer to `request`. A caller that is cancelled in time withdraws its request."""
+    async def ask(self, request: Request, *, at_once: bool = False) -> Answer:
+        """The answer to `request`. A caller that is cancelled in time withdraws its request.
+
+        `at_once`: it is sent, with those that wait already, as soon as no batch is in flight.
+        """
         waiter: Waiter[Request, Answer] = Waiter(
             request, asyncio.get_running_loop().create_future()
         )
         self._waiting.append(waiter)
+        if at_once:
+            self._hurry.set()
         if self._sender is None:
             self._sender = asyncio.create_task(self._send(), name=self._name)
         return await waiter.done
@@ -103,7 +113,8 @@ class Batches(Generic[Request, Answer]):
         try:
             while self._waiting:
                 if self._pace is not None:
-                    await self._pace.moment()
+                    await self._pace.moment(self._hurry)
+                self._hurry.clear()
                 batch = [waiter for waiter in self._waiting if not waiter.done.done()]
                 self._waiting = []
                 if not batch:

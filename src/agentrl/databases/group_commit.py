@@ -49,7 +49,11 @@ class GroupCommit:
         self._batches = Batches[_Writes, bool](self._send_batch, f"{collection.name} writes", pace)
 
     async def write(
-        self, writes: Sequence[Write], allowed: Callable[[], bool] = lambda: True
+        self,
+        writes: Sequence[Write],
+        allowed: Callable[[], bool] = lambda: True,
+        *,
+        at_once: bool = False,
     ) -> bool:
         """Return when the server has acknowledged these writes.
 
@@ -58,12 +62,13 @@ class GroupCommit:
 
         `allowed` is called before each attempt to send. If it returns False, these writes are not
         sent and `NotSent` is raised. A caller that is cancelled in time withdraws its writes.
+        `at_once`: they do not wait for the moment of the pace.
         Raises the error of these writes, never of others in the batch, and `DatabaseUnreachable`
         after a long outage.
         """
         if not writes:
             return True
-        return await self._batches.ask(_Writes(writes, allowed))
+        return await self._batches.ask(_Writes(writes, allowed), at_once=at_once)
 
     async def _send_batch(self, batch: _Batch) -> None:
         # A document that cannot be sent (over 16 MB, or not BSON) fails the whole bulk write.

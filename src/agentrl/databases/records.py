@@ -58,7 +58,7 @@ _FIXED = frozenset(
         "sampled_at",
     }
 )
-_NOTED = {"scores", "explanations", "meta_infos", "tools_offered", "tool_list"}
+_NOTED = {"scores", "agent_rewards", "explanations", "meta_infos", "tools_offered", "tool_list"}
 # The states from which `finish` may change a Record.
 _BEFORE_END = {
     RecordStatus.FAILED: [RecordStatus.SAMPLING],
@@ -100,6 +100,8 @@ class RecordLedger:
         self.pace = Pace(self.leases.count)
         self._records = GroupCommit(database.records, self.pace)
         self._turns = GroupCommit(database.turns, self.pace)
+        # Apart from the turns: a command inserts or updates, and a turn would wait for both.
+        self._deliveries = GroupCommit(database.turns, self.pace)
         self._tool_results = GroupCommit(database.tool_results, self.pace)
         self._kept_tools: set[str] = set()
         # Not at its moments: the rows of a group are written one step after the other.
@@ -113,11 +115,13 @@ class RecordLedger:
         await self._write_held(ids, self._records, await _storable_insertions(records))
 
     async def add_turn(self, turn: DispatchedSamplingTask) -> None:
-        """Store a turn. It stays if the Record fails later.
+        """Store a turn; at once, if a program waits for it. It stays if the Record fails later.
 
         Content that MongoDB cannot store is converted or cut (`storable.py`).
         """
-        await self._write_held([turn.record_id], self._turns, await _storable_insertions([turn]))
+        writes = await _storable_insertions([turn])
+        awaited = turn.request is not None
+        await self._write_held([turn.record_id], self._turns, writes, at_once=awaited)
 
     async def keep_tools(self, tool_list: str, schemas: str) -> None:
         """Store a list of tools, once. `schemas`: as `ToolList` has them."""
@@ -139,18 +143,18 @@ class RecordLedger:
         """Note in turns of a program that their answers have left for it."""
         noted = {"$set": {"request.delivered": True}}
         writes = [UpdateMany({"_id": turn_id(record, turn)}, noted) for turn in turns]
-        await self._write_held([record], self._turns, writes)
+        await self._write_held([record], self._deliveries, writes)
 
     async def note(self, record: Record) -> None:
         """Store what a Record that is being sampled knows beside its turns, for who takes it up.
 
+        At once: a program waits for it.
         Raises `TransitionRefused` if it has ended.
         """
         fields = await made_storable(record.model_dump(include=_NOTED))
         still_open = {"_id": record.id, "status": RecordStatus.SAMPLING}
-        if await self._write_held(
-            [record.id], self._records, [UpdateMany(still_open, {"$set": fields})]
-        ):
+        change = UpdateMany(still_open, {"$set": fields})
+        if await self._write_held([record.id], self._records, [change], at_once=True):
             return
         states = await self._states([record.id])
         if states.get(record.id) != RecordStatus.SAMPLING:
@@ -328,7 +332,12 @@ class RecordLedger:
         return await retry_through_outages(read, "the states of Records")
 
     async def _write_held(
-        self, records: Sequence[str], commit: GroupCommit, writes: Sequence[Write]
+        self,
+        records: Sequence[str],
+        commit: GroupCommit,
+        writes: Sequence[Write],
+        *,
+        at_once: bool = False,
     ) -> bool:
         """Write while we hold the leases of `records`. Raises `LeaseLost`."""
 
@@ -339,7 +348,7 @@ class RecordLedger:
             for record in records:
                 await self.leases.assured(record)
             try:
-                return await commit.write(writes, held)
+                return await commit.write(writes, held, at_once=at_once)
             except NotSent:
                 continue  # a lease expired while the writes waited
 

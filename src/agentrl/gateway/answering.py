@@ -7,6 +7,11 @@ from agentrl.gateway.exchange import ChatAnswer
 from agentrl.rollout.chat.said import Said
 
 
+class NotMade(Exception):
+    """The session was closed before the answer was there. A client that asks again learns whether
+    the attempt has ended, or goes on in another process."""
+
+
 class Answering:
     """The `n` answers to a request.
 
@@ -32,6 +37,23 @@ class Answering:
     def begun(self) -> bool:
         """Whether any of them says something."""
         return any(said != Said() for said in self.said)
+
+    @property
+    def failed(self) -> bool:
+        """Whether there will be no answers."""
+        made = self.made
+        return made.done() and (made.cancelled() or made.exception() is not None)
+
+    async def answers(self) -> list[ChatAnswer]:
+        """The answers, as soon as they are there. Raises what `result` does."""
+        await asyncio.wait({self.made})  # who waits may be cancelled, and the answers are made
+        return self.result()
+
+    def result(self) -> list[ChatAnswer]:
+        """The answers, which are there. Raises their error, and `NotMade`."""
+        if self.made.cancelled():
+            raise NotMade("the session was closed before the answer was there")
+        return self.made.result()
 
     def started(self, made: "asyncio.Task[list[ChatAnswer]]") -> None:
         """Note the task that makes them."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+import orjson
+
 from agentrl.rollout.agents.shown_answers import call_message
 from agentrl.rollout.chat import Message, ToolSchema
 from agentrl.rollout.chat.said import Said
@@ -144,8 +146,14 @@ def arguments_of(given: object, where: str) -> dict[str, Any]:
             arguments = json.loads(given or "{}")
         except ValueError:
             raise BadRequest(f"{where} is not valid JSON: {given[:80]!r}") from None
+        except RecursionError:
+            raise BadRequest(f"{where} is nested too deeply: {given[:80]!r}") from None
     if not isinstance(arguments, dict):
         raise BadRequest(f"{where} must be a JSON object")
+    try:
+        orjson.dumps(arguments)  # as they are stored and compared
+    except orjson.JSONEncodeError as error:
+        raise BadRequest(f"{where} cannot be kept as JSON: {error}") from None
     return arguments
 
 

@@ -51,6 +51,14 @@ def parse(body: Mapping[str, Any]) -> ChatRequest:
     )
 
 
+def wants_usage(body: Mapping[str, Any]) -> bool:
+    """Whether a stream ends with its number of tokens. Raises `BadRequest`."""
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict):
+        raise BadRequest(f"stream_options must be an object, got {options!r:.40}")
+    return bool(options.get("include_usage"))
+
+
 def _message(message: object, where: str) -> Message:
     if not isinstance(message, dict):
         raise BadRequest(f"{where} must be an object")
@@ -65,7 +73,10 @@ def _message(message: object, where: str) -> Message:
     if role != "assistant":
         raise BadRequest(f"{where}.role is {role!r}: known are system, user, assistant and tool")
     calls = []
-    for i, call in enumerate(message.get("tool_calls") or ()):
+    sent = message.get("tool_calls") or []
+    if not isinstance(sent, list):
+        raise BadRequest(f"{where}.tool_calls must be a list, got {sent!r:.40}")
+    for i, call in enumerate(sent):
         place = f"{where}.tool_calls[{i}]"
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict):

@@ -28,14 +28,18 @@ async def ask_other(
     `said`: messages that are stored already. Raises `LimitReached` at the Record's `--max_turns`,
     and the errors of `ChatEndpoint.complete`.
     """
-    sampler.limits.room(sampler.context.n_turns, 0)
+    sampler.limits.room(sampler.context.n_turns + sampler.n_running, 0)
     params = {"request": _digest(request)}
     recorded = sampler.take_recorded((), params)
     if recorded is not None:
         made = endpoint_turn(recorded.stored)
         sampler.count_replayed(0)
     else:
-        made = await _complete(sampler, endpoint, request)
+        sampler.n_running += 1
+        try:
+            made = await _complete(sampler, endpoint, request)
+        finally:
+            sampler.n_running -= 1
     number = sampler.context.pass_turn()
     sampler.record.n_turns = sampler.context.n_turns
     answer = _answer(made, number)

@@ -2,7 +2,7 @@
 
 A gateway (`gateway_process.py`) hands an attempt's session to a client that asks. The attempt ends
 when the client says so. A client that is silent for `--session_idle` has ended too: its session is
-finished if it has its reward, and is lost otherwise.
+finished if it has its reward or one of an agent, and is lost otherwise.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record
 from agentrl.gateway.agents_of_program import ProgramAgents, agents_of, check_agents
 from agentrl.gateway.desk import Desk
+from agentrl.gateway.reported import REWARD
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.session_sampler import SessionSampler
-from agentrl.gateway.sessions import REWARD, Session
+from agentrl.gateway.sessions import Session
 from agentrl.rollout.agents import OUTSIDE
 from agentrl.rollout.agents.base import SamplerResources
 from agentrl.rollout.agents.recorded import RecordedAnswers
@@ -101,7 +102,8 @@ class OutsideSampler(SessionSampler):
             if session.is_busy:
                 left = idle_s
             if left <= 0:
-                if REWARD in self.record.scores and session.last is not None:
+                rewarded = REWARD in self.record.scores or self.record.agent_rewards
+                if rewarded and session.last is not None:
                     return
                 raise WentSilent(f"its client asked nothing for {idle_s:g} s (--session_idle)")
             try:

@@ -8,7 +8,7 @@ Nothing is written. What the program does otherwise than recorded is the result:
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +16,15 @@ import numpy as np
 
 from agentrl.configs import Config
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import (
-    DispatchedSamplingTask,
-    Record,
-    RecordStatus,
-    Task,
-    ToolResult,
-)
+from agentrl.databases.documents import Record, RecordStatus, Task, ToolResult
+from agentrl.databases.group_commit import GroupCommit, Write
 from agentrl.databases.growing_tree import Ids
 from agentrl.databases.records import RecordLedger, new_record
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import error_line
 from agentrl.gateway.program import ProgramResources, ProgramSampler
-from agentrl.gateway.sessions import REWARD
+from agentrl.gateway.reported import REWARD
 from agentrl.rollout.agents.recorded import (
     Diverged,
     RecordedAnswers,
@@ -42,14 +37,20 @@ UNFINISHED = (RecordStatus.SAMPLING, RecordStatus.FAILED)
 
 
 class UnwrittenRecords(RecordLedger):
-    """A ledger that is read only. `outputs`: what programs wrote, by Record."""
+    """A ledger that is read only. `outputs`: what programs wrote, by Record.
+
+    What an attempt writes, it writes under its lease: that, and `keep_tools`, write nothing here.
+    """
 
     def __init__(self, database: RunDatabase) -> None:
         super().__init__(database, lease_seconds=60.0)  # there are no leases
         self.outputs: dict[str, str] = {}
 
-    async def add_turn(self, turn: DispatchedSamplingTask) -> None:
-        """The turn is stored already, or it is nobody's."""
+    async def _write_held(
+        self, records: Sequence[str], commit: GroupCommit, writes: Sequence[Write]
+    ) -> bool:
+        """What an attempt writes is stored already, or it is nobody's."""
+        return True
 
     async def keep_tools(self, tool_list: str, schemas: str) -> None:
         """They are stored already."""
@@ -206,4 +207,9 @@ def _differences(record: Record, again: Record, source: _Source, error: str | No
     reward, recorded = again.scores.get(REWARD), record.scores.get(REWARD)
     if reward != recorded:
         found.append(f"reports the reward {reward} and not {recorded}")
+    of_agents, recorded_agents = again.agent_rewards, record.agent_rewards
+    for agent in sorted({*of_agents, *recorded_agents}):
+        reward, recorded = of_agents.get(agent), recorded_agents.get(agent)
+        if reward != recorded:
+            found.append(f"reports the reward {reward} of {agent} and not {recorded}")
     return found

@@ -7,7 +7,6 @@
 Each request shows the session's key, as a bearer token or as `x-api-key`.
 """
 
-import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -22,8 +21,8 @@ from agentrl.databases.tasks import LeaseLost
 from agentrl.failures import InfrastructureFailure
 from agentrl.foreign_text import text_of
 from agentrl.gateway import anthropic_messages, openai_chat, openai_responses
-from agentrl.gateway.agents_of_program import HEADER, NAME_RULE, NamingError, is_name
-from agentrl.gateway.answering import Answering
+from agentrl.gateway.agents_of_program import HEADER, NamingError
+from agentrl.gateway.answering import Answering, NotMade
 from agentrl.gateway.exchange import (
     MODEL,
     BadRequest,
@@ -33,7 +32,7 @@ from agentrl.gateway.exchange import (
     Events,
     finite,
 )
-from agentrl.gateway.http_json import json_response, read_body
+from agentrl.gateway.http_json import json_response, parsing, read_body
 from agentrl.gateway.session_keys import SessionKeys
 from agentrl.gateway.sessions import RunOver, Session, SessionOver
 from agentrl.inference.protocol import InferenceError
@@ -165,51 +164,63 @@ class Gateway:
 
     async def _chat(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
-        asked = openai_chat.parse(body)
-        asking = _ask(session, asked, request, body)
-        name = openai_chat.name_of(asking.answering.number, session.id)
-        options = body.get("stream_options") or {}
-        form = _Form(
-            lambda answers: openai_chat.completion(asked, answers, name),
-            openai_chat.Events(asked, name, with_usage=bool(options.get("include_usage"))),
-            openai_chat.error,
-        )
-        return await asking.answer(form)
+        with parsing():
+            asked = openai_chat.parse(body)
+            with_usage = openai_chat.wants_usage(body)
+
+        def form(number: int) -> _Form:
+            name = openai_chat.name_of(number, session.id)
+            return _Form(
+                lambda answers: openai_chat.completion(asked, answers, name),
+                openai_chat.Events(asked, name, with_usage=with_usage),
+                openai_chat.error,
+            )
+
+        return await _answer(session, asked, request, body, form)
 
     async def _responses(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
         previous, earlier = body.get("previous_response_id"), None
         if previous is not None:
-            number = openai_responses.request_of(str(previous), session.id)
+            with parsing():
+                number = openai_responses.request_of(str(previous), session.id)
             earlier = None if number is None else session.conversation(number)
             if earlier is None:
                 raise BadRequest(f"previous_response_id: no answer of this session is {previous!r}")
             if openai_responses.was_instructed(str(previous)):
                 earlier = earlier[1:]  # a continuation does not keep the instructions
-        asked = openai_responses.parse(body, earlier or ())
-        asking = _ask(session, asked, request, body)
-        name = openai_responses.name_of(body, asking.answering.number, session.id)
-        form = _Form(
-            lambda answers: openai_responses.response(body, answers[0], name),
-            openai_responses.Events(body, name),
-            openai_chat.error,
-        )
-        return await asking.answer(form)
+        with parsing():
+            asked = openai_responses.parse(body, earlier or ())
+
+        def form(number: int) -> _Form:
+            name = openai_responses.name_of(body, number, session.id)
+            return _Form(
+                lambda answers: openai_responses.response(body, answers[0], name),
+                openai_responses.Events(body, name),
+                openai_chat.error,
+            )
+
+        return await _answer(session, asked, request, body, form)
 
     async def _messages(self, session: Session, request: web.Request) -> web.StreamResponse:
         body = await read_body(request)
-        asked = anthropic_messages.parse(body)
-        asking = _ask(session, asked, request, body)
-        name = anthropic_messages.name_of(asking.answering.number, session.id)
-        form = _Form(
-            lambda answers: anthropic_messages.message(asked, answers[0], name),
-            anthropic_messages.Events(asked, name),
-            _anthropic_error,
-        )
-        return await asking.answer(form)
+        with parsing():
+            asked = anthropic_messages.parse(body)
+
+        def form(number: int) -> _Form:
+            name = anthropic_messages.name_of(number, session.id)
+            return _Form(
+                lambda answers: anthropic_messages.message(asked, answers[0], name),
+                anthropic_messages.Events(asked, name),
+                _anthropic_error,
+            )
+
+        return await _answer(session, asked, request, body, form)
 
     async def _count_tokens(self, session: Session, request: web.Request) -> web.StreamResponse:
-        asked = anthropic_messages.parse(await read_body(request))
+        body = await read_body(request)
+        with parsing():
+            asked = anthropic_messages.parse(body)
         return json_response({"input_tokens": session.count_tokens(asked)})
 
     async def _models(self, session: Session, request: web.Request) -> web.StreamResponse:
@@ -231,17 +242,10 @@ class Gateway:
         of_parts = told.get("rewards")
         if of_parts is not None and not isinstance(of_parts, dict):
             raise BadRequest(f"rewards must be an object, got {of_parts!r:.40}")
-        rewards = {
-            name: finite(value, f"rewards.{name}") for name, value in (of_parts or {}).items()
-        }
-        reward = None
-        if "reward" in told or not rewards:
-            reward = finite(told.get("reward"), "reward")
-        explanation, agent = told.get("explanation"), told.get("agent")
-        if agent is not None and not (isinstance(agent, str) and is_name(agent)):
-            raise BadRequest(f"agent: {NAME_RULE}, got {agent!r:.40}")
-        session.set_reward(reward, None if explanation is None else str(explanation), agent)
-        session.add_rewards(rewards)
+        reward = told.get("reward")
+        if "reward" in told or not of_parts:
+            reward = finite(reward, "reward")
+        session.set_reward(reward, told.get("explanation"), told.get("agent"), of_parts or {})
         if told.get("finished"):
             await session.finish(session.answer)
         else:
@@ -288,46 +292,40 @@ class _Form:
     refusal: _Refusal
 
 
-@dataclass(frozen=True, slots=True)
-class _Asking:
-    """A request that is being answered, or was. `digest`: equal for equal requests."""
+async def _answer(
+    session: Session,
+    asked: ChatRequest,
+    request: web.Request,
+    body: Mapping[str, Any],
+    form_of: Callable[[int], _Form],
+) -> web.StreamResponse:
+    """Answer a request, or give a repeated one the answer that it got before.
 
-    session: Session
-    request: web.Request
-    digest: str
-    answering: Answering
-    streamed: bool
-
-    async def answer(self, form: _Form) -> web.StreamResponse:
-        """Answer the request, and note whether the answer has left."""
-        arrived = False
-        response: web.StreamResponse
-        try:
-            if self.streamed:
-                response = await _stream(self.request, self.answering, form)
-            else:
-                response = json_response(form.whole(await asyncio.shield(self.answering.made)))
-                await response.prepare(self.request)
-                await response.write_eof()
-            arrived = True
-            return response
-        finally:
-            self.session.delivered(self.digest, whole=arrived)
-
-
-def _ask(
-    session: Session, asked: ChatRequest, request: web.Request, body: Mapping[str, Any]
-) -> _Asking:
-    """Begin to answer a request, or find the answer that a repeated one got before."""
+    `form_of`: the form of an answer, by the number of its request.
+    """
     agent = session.agent_of(asked, request.headers.get(HEADER))
     streamed = bool(body.get("stream"))
     asked = replace(asked, agent=agent, streamed=streamed)
     place = [request.path.rpartition("/v1/")[2], agent]
-    sent = orjson.dumps([*place, body], option=orjson.OPT_SORT_KEYS)
+    with parsing():
+        sent = orjson.dumps([*place, body], option=orjson.OPT_SORT_KEYS)
     repeated = request.headers.get(_RETRIES, "0") not in ("", "0")
     digest = hashlib.blake2b(sent, digest_size=16).hexdigest()
-    answering = session.ask(asked, digest, repeated=repeated)
-    return _Asking(session, request, digest, answering, streamed)
+    given = session.ask(asked, digest, repeated=repeated)
+    answering, arrived = given.answering, False
+    try:
+        form = form_of(answering.number)
+        response: web.StreamResponse
+        if streamed:
+            response = await _stream(request, answering, form)
+        else:
+            response = json_response(form.whole(await answering.answers()))
+            await response.prepare(request)
+            await response.write_eof()
+        arrived = True
+        return response
+    finally:
+        session.delivered(given, whole=arrived)
 
 
 async def _stream(request: web.Request, answering: Answering, form: _Form) -> web.StreamResponse:
@@ -335,7 +333,7 @@ async def _stream(request: web.Request, answering: Answering, form: _Form) -> we
     if not answering.begun:
         await answering.news(_ALIVE_S)
     if answering.made.done():
-        answering.made.result()  # an error gets its status while no header has left
+        answering.result()  # an error gets its status while no header has left
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
     )
@@ -345,7 +343,7 @@ async def _stream(request: web.Request, answering: Answering, form: _Form) -> we
         await response.write(sent or b": the answer is not there yet\n\n")
         await answering.news(_ALIVE_S)
     try:
-        last = _lines(form.events.end(answering.made.result()))
+        last = _lines(form.events.end(answering.result()))
     except Exception as error:
         _, kind, code, message = _described(error)
         last = _lines([("error", orjson.dumps(form.refusal(message, kind, code)).decode())])
@@ -385,7 +383,7 @@ def _described(error: Exception) -> tuple[int, str, str | None, str]:
             return 400, "invalid_request_error", "context_length_exceeded", str(error)
         case BadRequest() | TemplateRefusal() | EndpointRefused() | NamingError():
             return 400, "invalid_request_error", None, str(error)
-        case InferenceError() | InfrastructureFailure():
+        case InferenceError() | InfrastructureFailure() | NotMade():
             return 503, "api_error", None, text_of(error)
         case _:
             return 500, "api_error", None, text_of(error)

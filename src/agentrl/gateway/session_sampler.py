@@ -1,7 +1,8 @@
 """An attempt whose turns are requests to a session: what it comes to when the session is over."""
 
 from agentrl.databases.documents import Record, StopReason
-from agentrl.gateway.sessions import REWARD, Session
+from agentrl.gateway.reported import REWARD
+from agentrl.gateway.sessions import Session
 from agentrl.rollout.agents.answers import extract_answer
 from agentrl.rollout.agents.base import AsyncSampler
 

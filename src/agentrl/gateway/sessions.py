@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +28,8 @@ from agentrl.gateway.agents_of_program import NamingError, ProgramAgents
 from agentrl.gateway.answering import Answering
 from agentrl.gateway.exchange import BadRequest, Call, ChatAnswer, ChatRequest, spoken_message
 from agentrl.gateway.other_model import answer_of, ask_other
+from agentrl.gateway.repeated_requests import Given, Repetitions, StoredAnswer
+from agentrl.gateway.reported import Reported
 from agentrl.inference.generation_builder import OnTokens
 from agentrl.inference.protocol import RequestRejected
 from agentrl.rollout.agents.base import AsyncSampler
@@ -41,7 +44,6 @@ from agentrl.rollout.llm.endpoint import ChatEndpoint
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-REWARD = "reward"  # key of the reported reward in its Record's `scores`
 _FINISHED = "program_finished"  # key in its Record's `meta_infos`: what `finish` was told
 
 
@@ -78,14 +80,9 @@ class Session:
         self._llm = ChatModel(sampler)
         self._shown = ShownAnswers()
         self._n_asking = 0
-        self._n_asked = 0
         self._turns: dict[int, int] = {}  # the first turn of each request
         self._conversations: dict[int, list[Message]] = {}  # by the request that they end with
-        self._asked: dict[str, Answering] = {}  # by digest of the request
-        # By digest, and then by choice: answers that an earlier process has stored.
-        self._stored_answers: dict[str, dict[int, ChatReply | DispatchedSamplingTask]] = {}
-        self._numbers: dict[str, int] = {}  # of the requests of those
-        self._undelivered: set[str] = set()  # digests of requests whose answer got lost
+        self._requests = Repetitions()
         self._in_order = asyncio.Lock()  # turns are stored in the order of their numbers
         self._answering: set[asyncio.Task[list[ChatAnswer]]] = set()
         self._storing: set[asyncio.Task[Any]] = set()
@@ -135,7 +132,7 @@ class Session:
             return
         replies = iter(self._llm.go_on_after(turns))
         for turn, messages in zip(turns, conversations_of(turns), strict=True):
-            known: ChatReply | DispatchedSamplingTask = turn
+            known: StoredAnswer = turn
             if turn.output_ids:
                 known = next(replies)
                 stop = turn.request.stopped_by if turn.request else None
@@ -145,69 +142,49 @@ class Session:
                 self.last = answer_of(turn)
                 self._said_to_others += turn.messages
             if turn.request is not None:
-                self._take_up(turn.request, turn.turn, known)
+                self._requests.restore(turn.request, known)
+                self._turns.setdefault(turn.request.number, turn.turn)
 
-    def _take_up(
-        self, request: ProgramRequest, turn: int, known: ChatReply | DispatchedSamplingTask
-    ) -> None:
-        """Know a request, and one of its answers, that an earlier process has stored."""
-        digest = request.digest
-        if self._numbers.get(digest) != request.number:  # the same again, asked anew
-            self._stored_answers[digest], self._numbers[digest] = {}, request.number
-            self._undelivered.discard(digest)
-        self._stored_answers[digest][request.choice] = known
-        self._turns.setdefault(request.number, turn)
-        self._n_asked = max(self._n_asked, request.number + 1)
-        if not request.delivered:
-            self._undelivered.add(digest)
-
-    def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> Answering:
+    def ask(self, request: ChatRequest, digest: str, *, repeated: bool) -> Given:
         """Begin to answer a request, or find the answers that are being made, or were.
 
-        `digest`: equal for equal requests. `repeated`: the client says that it asked before; else a
-        request is a repetition if the answer to an equal one got lost. A client that hangs up stops
-        nothing, because it may ask again. Raises `SessionOver`; the answers raise `LimitReached`,
-        `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
+        `digest`: equal for equal requests. `repeated`: the client says that it asked before. A
+        client that hangs up stops nothing, because it may ask again. Raises `SessionOver`; the
+        answers raise `LimitReached`, `TemplateRefusal`, and the errors of `AsyncSampler.ask`.
         """
         self.check_open()
-        repeated = repeated or digest in self._undelivered
-        self._undelivered.discard(digest)
-        earlier = self._asked.get(digest) if repeated else None
-        if earlier is not None and not _failed(earlier.made):
-            return earlier
-        known = self._stored_answers.pop(digest, {}) if repeated else {}
-        number = self._n_asked
-        if known:
-            number = self._numbers[digest]
-            log.info("%s: request %d is answered from the ledger", self.id, number)
-        self._n_asked += not known
-        answering = Answering(number, request.n)
-        work = self._answer(request, answering, digest, known)
-        task = asyncio.create_task(work, name=f"answer in {self.id}")
-        answering.started(task)
-        task.add_done_callback(self._answered)
-        self._answering.add(task)
-        self._asked[digest] = answering
-        return answering
+        asked = self._requests.find(digest, repeated=repeated)
+        if asked.answering is None:
+            if asked.stored:
+                log.info("%s: request %d is answered from the ledger", self.id, asked.number)
+            asked.answering = Answering(asked.number, request.n)
+            work = self._answer(request, asked.answering, digest, asked.stored)
+            task = asyncio.create_task(work, name=f"answer in {self.id}")
+            asked.answering.started(task)
+            task.add_done_callback(self._answered)
+            self._answering.add(task)
+        return Given.of(asked, asked.answering)
 
-    def delivered(self, digest: str, *, whole: bool) -> None:
-        """The answer to a request has left for the client. `whole`: and arrived, as it seems."""
-        asked = self._asked.get(digest)
-        if asked is None or not asked.made.done() or _failed(asked.made):
+    def delivered(self, given: Given, *, whole: bool) -> None:
+        """The answer to a request has left for the client. `whole`: and arrived, as it seems.
+
+        If it has not, it is for the next one who asks the same, also if it is still being made.
+        """
+        given.over(whole=whole)
+        if not whole or not given.answering.made.done() or given.answering.failed:
             return
-        if not whole:
-            self._undelivered.add(digest)
-            return
-        turns = [answer.turn for answer in asked.made.result()]
+        turns = [answer.turn for answer in given.answering.result()]
         records = self._sampler.resources.records
         noting = asyncio.create_task(records.delivered(self.id, turns), name=f"note in {self.id}")
         self._storing.add(noting)
         noting.add_done_callback(self._noted)
 
     def check_open(self) -> None:
-        """Raise `SessionOver` if the attempt has ended."""
+        """Raise `SessionOver` if the attempt has ended, or its program has said that it is done."""
         if self._over:
             raise SessionOver(f"the attempt {self.id} has ended")
+        if self.finished.is_set():
+            raise SessionOver(f"the attempt {self.id} has ended: its program said that it is done")
 
     def conversation(self, request: int) -> list[Message] | None:
         """The messages up to the answer to a request; None without it."""
@@ -232,25 +209,22 @@ class Session:
         return len(self._sampler.resources.renderer.render_prompt(messages, request.tools))
 
     def set_reward(
-        self, reward: float | None, explanation: str | None = None, agent: str | None = None
+        self,
+        reward: object,
+        explanation: object = None,
+        agent: object = None,
+        further: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Take the reward of the attempt, or of one agent; the last one counts.
+        """Take the reward of the attempt, or of one agent, and further ones by name, as of turns.
 
-        Raises `SessionOver`.
+        The last ones count. Raises `BadRequest`, which leaves all as it was, and `SessionOver`; not
+        for what was told already, since a client repeats what was not answered.
         """
+        told = Reported.of(reward, explanation, agent, further)
+        if self.finished.is_set() and not self._over and told.is_in(self._sampler.record):
+            return
         self.check_open()
-        record = self._sampler.record
-        if reward is not None and agent is None:
-            record.scores[REWARD] = reward
-        elif reward is not None and agent is not None:
-            record.agent_rewards[agent] = reward
-        if explanation:
-            record.explanations[REWARD if agent is None else f"{REWARD} of {agent}"] = explanation
-
-    def add_rewards(self, rewards: Mapping[str, float]) -> None:
-        """Keep further rewards by name, as of turns. Raises `SessionOver`."""
-        self.check_open()
-        self._sampler.record.scores.update(rewards)
+        told.put_in(self._sampler.record)
 
     async def keep(self) -> None:
         """Store the rewards so far."""
@@ -258,14 +232,19 @@ class Session:
 
     def fail(self, error: str) -> None:
         """The program failed, and the attempt with it. Raises `SessionOver`."""
-        self.check_open()
+        if error != self.error:
+            self.check_open()
         self.error = error
         self.finished.set()
 
     async def finish(self, answer: str | None = None) -> None:
-        """The program is done; this is stored. `answer`: its final answer."""
+        """The program is done; this is stored. `answer`: its final answer. Raises `SessionOver`."""
+        told = {"answer": answer}
+        meta_infos = self._sampler.record.meta_infos
+        if self.finished.is_set() and not self._over and meta_infos.get(_FINISHED) == told:
+            return  # the same again
         self.check_open()
-        self._sampler.record.meta_infos[_FINISHED] = {"answer": answer}
+        meta_infos[_FINISHED] = told
         await self.keep()
         self.answer = answer
         self.finished.set()
@@ -284,7 +263,7 @@ class Session:
         request: ChatRequest,
         answering: Answering,
         digest: str,
-        known: Mapping[int, ChatReply | DispatchedSamplingTask],
+        known: Mapping[int, StoredAnswer],
     ) -> list[ChatAnswer]:
         """`known`: answers that are stored, by their choice."""
         other = self._agents.others.get(request.agent)
@@ -442,10 +421,6 @@ class Session:
         self._answering.discard(task)
         if not task.cancelled():
             task.exception()  # the client may have hung up
-
-
-def _failed(made: "asyncio.Task[Any]") -> bool:
-    return made.done() and (made.cancelled() or made.exception() is not None)
 
 
 def _first_of(stops: Sequence[str], text: str) -> str | None:

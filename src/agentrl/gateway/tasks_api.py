@@ -20,13 +20,14 @@ from agentrl.access import admits
 from agentrl.gateway import openai_chat
 from agentrl.gateway.desk import Desk, Offer
 from agentrl.gateway.exchange import BadRequest, finite, positive
-from agentrl.gateway.http_json import json_response, read_body
+from agentrl.gateway.http_json import json_response, parsing, read_body
 from agentrl.gateway.server import Gateway, Refused, answering
 from agentrl.gateway.sessions import Session
 
 _PATIENCE_S = 30.0
 _MOST_PATIENCE_S = 600.0
 _GROUP_S = 60.0  # for all sessions of a group
+_LARGEST_GROUP = 1024
 
 
 class TasksApi:
@@ -92,6 +93,8 @@ class TasksApi:
         if line is None:
             raise BadRequest("task_id is missing: the id of a line of the run's tasks")
         size = positive(body.get("group_size"), "group_size") or 1
+        if size > _LARGEST_GROUP:
+            raise BadRequest(f"group_size is {size}, and may be {_LARGEST_GROUP} at most")
         asked = [asyncio.ensure_future(self._desk.ask(line, _GROUP_S)) for _ in range(size)]
         offers: list[Offer] = []
         try:
@@ -121,24 +124,29 @@ class TasksApi:
         last = session.last
         if last is None:
             raise BadRequest("No interactions in session: the model was asked nothing")
-        rewards: dict[str, Any] = dict(body.get("rewards") or {})
+        given_rewards, one = body.get("rewards") or {}, body.get("interaction_id") or ""
+        if not isinstance(given_rewards, dict):
+            raise BadRequest(f"rewards must be an object, got {given_rewards!r:.40}")
+        if not isinstance(one, str):
+            raise BadRequest(f"interaction_id must be a text, got {one!r:.40}")
+        rewards: dict[str, Any] = dict(given_rewards)
         if not rewards or "reward" in body:
-            rewards[body.get("interaction_id") or ""] = body.get("reward")
+            rewards[one] = body.get("reward")
         of_turns: dict[str, float] = {}
         whole: float | None = None
         for interaction, given in rewards.items():
             reward = finite(given, "reward")
             turn: int | None = last.turn
             if interaction:
-                asked = openai_chat.request_of(interaction, session.id)
+                with parsing():
+                    asked = openai_chat.request_of(interaction, session.id)
                 turn = None if asked is None else session.turn_of(asked)
             if turn is None:
                 raise BadRequest(f"Interaction {interaction} not found in session {session.id}")
             of_turns[f"turn {turn}"] = reward
             if turn == last.turn:
                 whole = reward  # the last one is the attempt's
-        session.set_reward(whole)
-        session.add_rewards(of_turns)
+        session.set_reward(whole, further=of_turns)
         await session.keep()
         return json_response({"message": "success"})
 

@@ -2,9 +2,13 @@
 
 import json
 import shutil
+import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from transformers import AutoTokenizer
 
@@ -18,6 +22,14 @@ DEMO = Path(__file__).parents[3] / "assets" / "demo" / "model"
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO)
 QUESTION = {"role": "user", "content": "bin 3?"}
 CALL = {"function": {"name": "stock", "arguments": '{"bin": "R5"}'}}
+# A process that prepares rows with two others; its arguments are file, folder and model.
+PREPARE = """
+import sys
+from pathlib import Path
+from agentrl.rollout.demonstrations.prepare import Preparation, prepare_rows
+file, out, model = map(Path, sys.argv[1:])
+prepare_rows(file, out, Preparation(model, {}, 384), workers=2)
+"""
 # A template that drops the thoughts of earlier turns, as Qwen3's and DeepSeek's do.
 FORGETFUL = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -177,6 +189,28 @@ def test_several_processes_make_the_same_rows_in_the_same_order(tmp_path: Path) 
     (tmp_path / "both").mkdir()
     both = prepared(tmp_path / "both", rows, workers=2)
     assert [*both] == [*alone]
+
+
+def test_preparing_processes_end_with_the_one_that_wants_their_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = json.dumps({"prompt": "row ", "completion": "word " * 50}) + "\n"
+    file.write_text(row * 50_000)
+    preparing = psutil.Popen([sys.executable, "-c", PREPARE, file, tmp_path / "out", DEMO])
+    workers: list[psutil.Process] = []
+    try:
+        deadline = time.monotonic() + 60
+        while len(workers := preparing.children()) < 2:
+            assert preparing.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)  # they are at work
+        preparing.terminate()
+        preparing.wait(10)
+        _, left = psutil.wait_procs(workers, 10)
+        assert left == []
+    finally:
+        for process in (preparing, *workers):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
 
 def test_a_folder_without_rows_is_refused(tmp_path: Path) -> None:

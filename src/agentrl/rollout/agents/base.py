@@ -116,6 +116,7 @@ class AsyncSampler(ABC):
         self.resources = resources
         self.limits = Limits.of(resources.config.sampling)
         self.context = TokenContext()
+        self.n_running = 0  # turns that are being sampled, and not in the context yet
         self.outage: InfrastructureFailure | None = None  # the first one of this attempt
         self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
         self.recorded: RecordedAnswers | None = None  # answers before a service is asked

@@ -125,7 +125,6 @@ class ChatModel:
         self._sampler = sampler
         self._threads: list[_Thread] = []
         self._ids_of: dict[str, tuple[int, ...]] = {}  # ids of replies by text
-        self._n_running = 0
         self._open: list[OpenTurn] = []
         self._finished = False
 
@@ -169,15 +168,15 @@ class ChatModel:
             prompt = await self._go_on(thread, messages[len(thread.messages) :])
             await self._store([thread.reply])
         context = sampler.context
-        left = sampler.limits.room(context.n_turns + self._n_running, len(prompt.ids))
-        self._n_running += 1
+        left = sampler.limits.room(context.n_turns + sampler.n_running, len(prompt.ids))
+        sampler.n_running += 1
         try:
             on_tokens = watch and watch(prompt.ids)
             answer, cut_by = await sampler.ask(
                 prompt.ids, left, max_new_tokens, stop, on_tokens, json_schema
             )
         finally:
-            self._n_running -= 1
+            sampler.n_running -= 1
         if self._finished:
             raise RuntimeError("the agent has answered before this reply came, which is lost")
         rewrite = Rewrite.AGENT if thread is None and context.n_turns else None

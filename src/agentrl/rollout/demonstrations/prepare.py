@@ -6,6 +6,8 @@ depends on, so that a resumed training finds the same rows, and other data are s
 
 import json
 import multiprocessing
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -166,6 +168,18 @@ _held: list[Callable[[Row], MadeRow]] = []  # of a fork: what it does, which can
 
 def _hold(make: Callable[[Row], MadeRow]) -> None:
     _held.append(make)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that wants its rows has ended, in whatever way.
+
+    It would wait for further rows for ever: it holds the sending end of their queue itself.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "it is a fork"
+    parent.join()
+    os._exit(1)
 
 
 def _held_make(row: Row) -> MadeRow:

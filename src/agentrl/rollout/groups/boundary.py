@@ -51,6 +51,8 @@ def check_scored(record: Record, record_id: str) -> Record:
     said: Mapping[str, object] = record.scores
     scores = {name: _finite(record, name, value) for name, value in said.items()}
     score = _finite(record, "the score", record.score)
+    for agent, reward in record.agent_rewards.items():
+        _finite(record, f"the reward of agent {agent}", reward)
     return record.model_copy(update={"score": score, "scores": scores})
 
 
