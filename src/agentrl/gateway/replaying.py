@@ -47,7 +47,12 @@ class UnwrittenRecords(RecordLedger):
         self.outputs: dict[str, str] = {}
 
     async def _write_held(
-        self, records: Sequence[str], commit: GroupCommit, writes: Sequence[Write]
+        self,
+        records: Sequence[str],
+        commit: GroupCommit,
+        writes: Sequence[Write],
+        *,
+        at_once: bool = False,
     ) -> bool:
         """What an attempt writes is stored already, or it is nobody's."""
         return True
