@@ -21,16 +21,13 @@ PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.25}
 async def exact(
     engine_name: str,
     start_service: Callable,
-    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Engine]:
     """The engine, without overlap."""
-    if engine_name == "local":
-        service = request.getfixturevalue("service")
-    else:
+    if engine_name != "local":
         command = f"{os.environ['SGLANG_COMMAND']} --disable-overlap-schedule"
         monkeypatch.setenv("SGLANG_COMMAND", command)
-        service = start_service()
+    service = start_service()  # of its own: others are given other weights
     async with engine_at(service.url) as engine:
         yield engine
 

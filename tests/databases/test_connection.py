@@ -78,7 +78,7 @@ async def test_an_operation_is_not_left_waiting_for_a_member_whose_network_is_go
 async def test_an_operation_whose_answer_never_comes_is_repeated_while_the_server_looks_well(
     mongod: EmbeddedMongod, database_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "_ANSWER_MS", 1500)
+    monkeypatch.setattr(connection, "_ANSWER_S", 1.5)
     url = urlsplit(mongod.url)
     assert url.port is not None
     cable = Cable(url.port)

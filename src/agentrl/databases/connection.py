@@ -47,9 +47,10 @@ _UNTOLD_S = 2.0  # a database that answers within this is not waited for
 # answer would wait for many minutes. The driver asks each member this often whether it is there.
 # Where one does not answer for both times together, it interrupts the operations that wait for it.
 _LOOK_MS, _CONNECT_MS = 1000, 4000
-# What the driver waits for without an end, a connection of its pool and an answer, may be lost when
-# it interrupts operations. An operation that waits longer is repeated as after any outage.
-_POOL_MS, _ANSWER_MS = 60_000, 300_000
+# The driver waits without an end for a connection of its pool and for an answer, and may lose
+# either when it interrupts operations. A limit on its sockets would stop change streams; ours is
+# on the whole operation.
+_POOL_MS, _ANSWER_S = 60_000, 600.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0  # between two tries while the database is away
 
 # Error codes of a server that is temporarily unable to serve. PyMongo retries once, which is too
@@ -273,14 +274,21 @@ async def retry_through_outages(
     """Repeat `operation` while the database is away, for at most `patience_s` seconds.
 
     The operation must be idempotent: if an answer was lost, the server may have executed it
-    already. `what` names it in the log and the error, as in "the commit of step 3". Raises
-    `DatabaseUnreachable` after that time; other errors of the operation pass through.
+    already. It is also repeated if it has not ended after ten minutes. `what` names it in the log
+    and the error, as in "the commit of step 3". Raises `DatabaseUnreachable` after `patience_s`;
+    other errors of the operation pass through.
     """
     began = time.monotonic()
     pause = _FIRST_PAUSE_S
     while True:
         try:
-            result = await operation()
+            async with asyncio.timeout(_ANSWER_S) as limit:
+                result = await operation()
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            logger.warning("MongoDB gave no answer for %g s, at %s: trying again", _ANSWER_S, what)
+            began = time.monotonic()
         except PyMongoError as error:
             if not is_outage(error):
                 raise
@@ -336,7 +344,6 @@ async def connect(
             heartbeatFrequencyMS=_LOOK_MS,
             connectTimeoutMS=_CONNECT_MS,
             waitQueueTimeoutMS=_POOL_MS,
-            socketTimeoutMS=_ANSWER_MS,
         )
     except URL_ERRORS as error:
         raise DatabaseUnreachable(
