@@ -58,15 +58,11 @@ from agentrl.launcher.report import (
     sampled_lines,
     write_summary,
 )
-from agentrl.launcher.show import (
-    find_record,
-    print_failed_tasks,
-    print_record,
-    read_turns,
-    right_answer,
-)
+from agentrl.launcher.show_failed import print_failed_tasks
+from agentrl.launcher.show_record import print_record
 from agentrl.launcher.success import Evaluating
 from agentrl.launcher.training_curves import draw_training
+from agentrl.launcher.trajectory import find_record, read_turns, right_answer
 
 
 def metrics_line(step: int, **changes: float) -> str:
