@@ -11,20 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.configs import ConfigError
-from agentrl.databases.documents import DispatchedSamplingTask, Record, ToolCall
+from agentrl.databases.conversation import Said, conversation
+from agentrl.databases.documents import DispatchedSamplingTask, Record
 from agentrl.launcher.trajectory import record_json
 from agentrl.launcher.trajectory_tokens import TurnTokens
 
 _SHARED_SHOWN = 60  # characters of the start that two texts share
-
-
-@dataclass(frozen=True)
-class Said:
-    """A part of a conversation. `role`: of a message, or `call` for a tool call and its result."""
-
-    turn: int
-    role: str
-    text: str
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ def diff(first: Side, second: Side) -> Diff:
             f"--diff {one.id} {other.id}: they are of the tasks {one.task_id!r} and "
             f"{other.task_id!r}; give two records of one task"
         )
-    ours, theirs = _conversation(first[1]), _conversation(second[1])
+    ours, theirs = conversation(first[1]), conversation(second[1])
     same = sum(1 for _ in takewhile(_equal, zip(ours, theirs, strict=False)))
     return Diff(
         records=(one, other),
@@ -86,27 +78,6 @@ def diff(first: Side, second: Side) -> Diff:
 
 def _equal(pair: tuple[Said, Said]) -> bool:
     return pair[0] == pair[1]
-
-
-def _conversation(turns: Sequence[DispatchedSamplingTask]) -> list[Said]:
-    """What was said, in order. The result of a call stands with it, and not again as a message."""
-    said: list[Said] = []
-    answered = True
-    for turn in turns:
-        for message in turn.messages:
-            role = str(message.get("role"))
-            if role != "tool" or not answered:
-                said.append(Said(turn.turn, role, str(message.get("content") or "")))
-        said.append(Said(turn.turn, "assistant", turn.output_text))
-        said += [Said(turn.turn, "call", _call(call)) for call in turn.tool_calls if call.name]
-        answered = all(call.result is not None for call in turn.tool_calls)
-    return said
-
-
-def _call(call: ToolCall) -> str:
-    arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
-    result = "" if call.result is None else f"  ⇒  {call.result}"
-    return f"{call.name}({arguments}){result}"
 
 
 def _parting(ours: Sequence[TurnTokens], theirs: Sequence[TurnTokens]) -> Parting | None:

@@ -357,6 +357,11 @@ class Trainer:
             len(outages),
         )  # fmt: skip
         metrics.write(line)
+        if trackers := metrics.trackers(step):
+            rollouts = self._background.run(
+                self._coordinator.rollouts(rows.headers, trackers.pages)
+            )
+            trackers.log_rollouts(rollouts, step)
         self._background.run(self._coordinator.keep_metrics(step, asdict(line)))
         logger.info(
             "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",

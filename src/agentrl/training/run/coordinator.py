@@ -23,7 +23,7 @@ from agentrl.databases.documents import DataSet, TrainerStart, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.outages import Outage, current
-from agentrl.databases.row_ledger import RowCounts, RowLedger, count_rows
+from agentrl.databases.row_ledger import RowCounts, RowHeader, RowLedger, count_rows
 from agentrl.databases.runs import RunLease, TrainerReplaced
 from agentrl.databases.services import SILENT_S, register_urls
 from agentrl.databases.step_metrics import keep_metrics
@@ -45,6 +45,7 @@ from agentrl.training.run.entry import TASKS, RunEntry, enter, settle
 from agentrl.training.run.feeding import begin_feeding
 from agentrl.training.run.gpu_sharing import GpuSharing
 from agentrl.training.run.publication import Publication, Publisher, next_version
+from agentrl.training.run.rollout_table import Rollout, read_rollouts
 from agentrl.training.run.startup import checkpoint_to_resume
 
 logger = logging.getLogger(__name__)
@@ -260,6 +261,12 @@ class RunCoordinator:
     async def outages(self) -> list[Outage]:
         """The present outages, which samplers wait for."""
         return await retry_through_outages(lambda: current(self._database), "the outages")
+
+    async def rollouts(self, rows: Sequence[RowHeader], pages: str | None) -> list[Rollout]:
+        """The best and the worst rollouts among a step's rows, for trackers."""
+        return await retry_through_outages(
+            lambda: read_rollouts(self._database, rows, pages), "the rollouts of the step"
+        )
 
     async def release_gpus(self) -> int:
         """Release the GPU memory of the services until `publish`. Returns how many released it."""
