@@ -190,10 +190,10 @@ def test_a_fork_s_row_trains_its_own_turns_and_a_forked_rollout_s_by_stretches()
     row = build_row(forked, line(3), 0.5, 1.0, 0)
     assert row.tree["mask"].tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
     assert row.tree["advantages"][row.tree["mask"] == 1].tolist() == [0.25] * 4 + [-0.5] * 2
-    # Of a failed turn the row says whether its stretch was positive.
+    # The row says which turns have failed, whatever their stretch.
     failed = [t.model_copy(update={"status": TurnStatus.TOOL_FAILED}) for t in line(3)[1:]]
     row = build_row(forked, [line(1)[0], *failed], 0.5, 1.0, 0)
-    assert row.tree["capped"][row.tree["mask"] == 1].tolist() == [0, 0, 1, 1, 0, 0]
+    assert row.tree["capped"][row.tree["mask"] == 1].tolist() == [0, 0, 1, 1, 1, 1]
     fork = record("f", 0.0, "p", 2).model_copy(
         update={"stretches": [Stretch(turn=2, advantage=-0.5)]}
     )
