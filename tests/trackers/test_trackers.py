@@ -175,6 +175,7 @@ def test_a_tracker_without_its_server_or_key_is_one_sentence(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.timeout(400)  # a whole launch
 def test_a_run_of_the_demo_reports_to_all_that_are_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

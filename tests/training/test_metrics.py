@@ -91,12 +91,17 @@ def test_going_on_from_a_step_sets_later_lines_aside(tmp_path: Path) -> None:
     assert len(aside) == 2
 
 
-def test_trackers_are_those_that_are_named_or_all_that_are_installed() -> None:
+def test_trackers_are_those_that_are_named_or_all_that_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert trackers_of("none") == []
     assert trackers_of("tensorboard") == ["tensorboard"]
     assert trackers_of("all") == ["tensorboard"]  # the others are not in requirements-dev.txt
     with pytest.raises(ConfigError, match="package swanlab is not installed"):
         trackers_of("tensorboard,swanlab")
+    (tmp_path / "wandb").mkdir()  # of a run that wrote offline, where a launch is started
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trackers_of("all") == ["tensorboard"]
     with pytest.raises(ConfigError, match="pip install mlflow-skinny pandas, or leave"):
         trackers_of("mlflow")
 

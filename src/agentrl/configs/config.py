@@ -195,4 +195,6 @@ def trackers_of(report_to: str) -> list[str]:
 
 
 def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    spec = importlib.util.find_spec(package)
+    # A folder of that name, such as the one that wandb writes into, is a namespace and has no file.
+    return spec is not None and spec.origin is not None
