@@ -39,6 +39,7 @@ from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.policies import publish
 from agentrl.databases.services import register_urls
+from agentrl.databases.success import Evaluating
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
@@ -60,7 +61,6 @@ from agentrl.launcher.report import (
 )
 from agentrl.launcher.show_failed import print_failed_tasks
 from agentrl.launcher.show_record import print_record
-from agentrl.launcher.success import Evaluating
 from agentrl.launcher.training_curves import draw_training
 from agentrl.launcher.trajectory import find_record, read_turns, right_answer
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
-from demo_launch import launch_demo
+from demo_launch import demo_lines, launch_demo
 from tracker_readers import READERS, numbers
 from two_segments import FIRST, OF_RECORD, SECOND
 
@@ -20,6 +20,7 @@ from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.row_ledger import RowHeader
+from agentrl.databases.success import HeldOut
 from agentrl.training.run.metrics import MetricsWriter
 from agentrl.training.run.rollout_table import VIEW_URL, read_rollouts
 
@@ -114,6 +115,26 @@ async def test_flags_figures_and_rollouts_are_read_back(
     assert written.rows[0]["text"] == "\n\n".join(parts)
 
 
+def test_evaluations_are_at_the_step_of_their_policy_also_late_and_at_the_end(
+    tmp_path: Path,
+) -> None:
+    metrics = writer(tmp_path / "out", "--report_to", "wandb,tensorboard")
+    trackers = metrics.trackers()
+    assert trackers is not None
+    for step in (1, 2):
+        metrics.write(Line(step, 0.5, {}))
+        trackers.log_evaluation(HeldOut(step - 1, 4, step, 0.25 * step), step)
+    trackers.log_evaluation(HeldOut(2, 4, 3, 0.75), None)
+    trackers.log_evaluation(HeldOut(3, 4, 4, 1.0), None)
+    metrics.close()
+    written = READERS["tensorboard"](tmp_path / "out", "mine")
+    assert written.figures["held_out/success"] == [(0, 0.25), (1, 0.5), (2, 0.75), (3, 1.0)]
+    written = READERS["wandb"](tmp_path / "out", "mine")
+    assert list(numbers(written, "held_out/success")) == [0.25, 0.5, 0.75, 1.0]
+    assert list(numbers(written, "held_out/step")) == [0, 1, 2, 3]
+    assert written.figures["loss"] == [(1, 0.5), (2, 0.5)]
+
+
 def test_projects_are_those_of_each_trackers_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,13 +202,18 @@ def test_a_run_of_the_demo_reports_to_all_that_are_installed(
 ) -> None:
     monkeypatch.setenv(VIEW_URL, "https://pages.example.org/")
     packages = Path(os.environ["TRACKERS_FOLDER"])
-    flags = ("--max_steps", "2", "--report_to", "all")
+    held_out = tmp_path / "held_out.jsonl"
+    held_out.write_text("\n".join(demo_lines(4)) + "\n")
+    flags = ("--max_steps", "2", "--report_to", "all", "--eval_file", str(held_out),
+             "--eval_steps", "1", "--eval_rollouts", "1")  # fmt: skip
     done = launch_demo(tmp_path, *flags, python_path=[packages])
     assert done.returncode == 0, done.stdout + done.stderr
     output = tmp_path / "output/demo"
     with agentrl.open_run(output) as run:
         figures = run.metrics().to_pylist()
         scores = {record["id"]: record["score"] for record in run.records().to_pylist()}
+        evaluated = run.records(split="eval").to_pandas().groupby("epoch")["score"].mean()
+    assert list(evaluated.index) == [0, 1, 2]
     for tracker in ALL:
         written = READERS[tracker](output, "demo")
         assert written.name == "demo", tracker
@@ -195,6 +221,12 @@ def test_a_run_of_the_demo_reports_to_all_that_are_installed(
         for name in ("loss", "reward_mean", "n_tokens", "mismatch_kl"):
             own = pytest.approx([step[name] for step in figures], rel=1e-6)
             assert list(numbers(written, name)) == own, (tracker, name)
+        mean_scores = list(numbers(written, "held_out/score"))
+        assert mean_scores == pytest.approx(list(evaluated), rel=1e-6), tracker
+        if tracker == "wandb":  # beside the step at which it was known
+            assert list(numbers(written, "held_out/step")) == [0, 1, 2]
+        else:
+            assert [step for step, _ in sorted(written.figures["held_out/score"])] == [0, 1, 2]
         assert {row["step"] for row in written.rows} == {1, 2}
         for shown in written.rows:
             place, _, record = shown["look"].rpartition("/")

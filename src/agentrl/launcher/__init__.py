@@ -13,7 +13,7 @@ A launch
     processes.py, accelerate.py, sampler_processes.py   child processes
     run_folder.py, run_parts.py   what a run writes in its folder
 What is seen
-    progress.py, success.py, view.py, terminal.py, other_samplers.py   while the run lasts
+    progress.py, view.py, terminal.py, other_samplers.py   while the run lasts
     report.py, curve.py, training_curves.py   at its end
 The other verbs
     serve.py, evaluate.py, evaluation.py, statistics.py, rescore.py, doctor.py, config.py, plan.py

@@ -119,9 +119,9 @@ class MetricsWriter:
             del values["step"], values["time"]
             self._trackers.log(_scalars(values), metrics.step)
 
-    def trackers(self, step: int) -> Trackers | None:
-        """The trackers, if there are any that show the rollouts of this step."""
-        shows = self._trackers and not step % self._every
+    def trackers(self, step: int | None = None) -> Trackers | None:
+        """The trackers, if there are any that show more of this step; None: of the run's end."""
+        shows = self._trackers and (step is None or not step % self._every)
         return self._trackers if shows else None
 
     def close(self) -> None:

@@ -22,6 +22,7 @@ from accelerate.tracking import (
 )
 
 from agentrl.configs import Config, ConfigError, trackers_of
+from agentrl.databases.success import HeldOut
 from agentrl.training.checkpoint.layout import recorded_config
 from agentrl.training.run.rollout_table import Rollout, look_at, pages_address
 
@@ -69,6 +70,28 @@ class Trackers:
     def log_rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
         """Hand over a table of rollouts, which are of this step."""
         self._each(lambda tracker: _LOG_TABLE[tracker.name](tracker, rollouts, step))
+
+    def log_evaluation(self, done: HeldOut, step: int | None) -> None:
+        """Hand over a finished evaluation on held-out tasks, at the step of its policy.
+
+        `step`: the present one; None at the end. It is for Weights & Biases, which takes no figures
+        of earlier steps, and at most one evaluation at each.
+        """
+        values = {
+            "held_out/success": done.success,
+            "held_out/score": done.mean_score,
+            "held_out/rollouts": done.rollouts,
+        }
+
+        def hand_over(tracker: GeneralTracker) -> None:
+            if isinstance(tracker, WandBTracker):
+                tracker.run.define_metric("held_out/*", step_metric="held_out/step")
+                place = tracker.run.step + 1 if step is None else step
+                tracker.log({**values, "held_out/step": done.step}, step=place)
+            else:
+                tracker.log(values, step=done.step)
+
+        self._each(hand_over)
 
     def close(self) -> None:
         """Flush what is not written yet."""
