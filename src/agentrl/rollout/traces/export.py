@@ -10,14 +10,15 @@ import asyncio
 import logging
 import queue
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
 from typing import Self
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 
 from agentrl.configs import RunConfig
 from agentrl.foreign_text import error_line
@@ -27,7 +28,8 @@ from agentrl.rollout.traces.spans import Spans
 log = logging.getLogger(__name__)
 
 MOST_TURNS = 4096  # that wait; some 10 kB each
-MOST_SPANS = 512  # of a request, unless one Record has more
+TURNS_SENT = 128  # in a request, or more if one Record has more
+COLLECT_S = 2.0  # for further Records of a request: requests cost more than what is in them
 CLOSE_S = 5.0  # for what waits when the process ends
 _ROUTE = "/v1/traces"
 _LIBRARY = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
@@ -46,13 +48,12 @@ class Traces:
         self._most = int(config.trace_rate * 2**64)
         self._failed_only = config.trace_failed_only
         self._spans = spans
-        self._exporter = OTLPSpanExporter(self._url)
+        self._exporter = _Exporter(self._url)
         self._queue: queue.SimpleQueue[EndedRecord | None] = queue.SimpleQueue()
         self._counts = threading.Lock()
         self._waiting = 0  # turns in the queue
         self._given = self._sent = 0  # traces
         self._told = False  # that some are dropped
-        self._said = _LastWords()
         self._thread = threading.Thread(target=self._send_all, name="traces", daemon=True)
 
     @classmethod
@@ -60,13 +61,12 @@ class Traces:
     async def open(cls, config: RunConfig, spans: Spans) -> AsyncIterator[Self]:
         """Traces whose thread runs. At the end, what waits is sent within `CLOSE_S`."""
         traces = cls(config, spans)
-        _LIBRARY.addFilter(traces._said)
+        _LIBRARY.setLevel(logging.CRITICAL)  # it would say each try
         traces._thread.start()
         try:
             yield traces
         finally:
             await asyncio.to_thread(traces._close)
-            _LIBRARY.removeFilter(traces._said)
 
     def wants(self, record: str) -> bool:
         """Whether the Record of this id is one of `--trace_rate`: the same in every process."""
@@ -77,7 +77,7 @@ class Traces:
         """Send the trace of a Record that is wanted, later. Never waits."""
         if self._failed_only and ended.failure in (None, Failure.HANDED_BACK):
             return
-        size = max(1, len(ended.turns))
+        size = _size(ended)
         with self._counts:
             self._given += 1
             full = self._waiting > 0 and self._waiting + size > MOST_TURNS
@@ -91,35 +91,44 @@ class Traces:
     def _send_all(self) -> None:
         closing = False
         while not closing:
-            taken, spans = 0, list[ReadableSpan]()
-            ended = self._queue.get()
-            while ended is not None:
-                made = self._spans_of(ended)
-                taken += bool(made)
-                spans += made
-                if len(spans) >= MOST_SPANS or self._queue.empty():
-                    break
-                ended = self._queue.get()
-            closing = ended is None
-            if spans:
-                self._send(spans, taken)
+            taken, closing = self._collect()
+            with self._counts:
+                self._waiting -= sum(map(_size, taken))
+            self._send(taken)
 
-    def _spans_of(self, ended: EndedRecord) -> list[ReadableSpan]:
+    def _collect(self) -> tuple[list[EndedRecord], bool]:
+        """The Records of the next request, and whether it is the last one."""
+        taken: list[EndedRecord] = []
+        ended = self._queue.get()
+        until, turns = time.monotonic() + COLLECT_S, 0
+        while ended is not None:
+            taken.append(ended)
+            turns += _size(ended)
+            if turns >= TURNS_SENT:
+                return taken, False
+            try:
+                ended = self._queue.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                return taken, False
+        return taken, True
+
+    def _send(self, records: Sequence[EndedRecord]) -> None:
+        traces = [trace for ended in records if (trace := self._trace(ended)) is not None]
+        if not traces:
+            return
+        if (refusal := self._exporter.send(self._spans.request(traces))) is not None:
+            self._tell(refusal)
+            return
         with self._counts:
-            self._waiting -= max(1, len(ended.turns))
+            self._sent += len(traces)
+
+    def _trace(self, ended: EndedRecord) -> ScopeSpans | None:
         try:
-            return self._spans.of(ended)
+            return self._spans.trace(ended)
         except Exception as error:  # it has what users' agents and tools said
             log.exception("%s has no trace", ended.record.id)
             self._tell(error_line(error))
-            return []
-
-    def _send(self, spans: list[ReadableSpan], n_records: int) -> None:
-        if self._exporter.export(spans) is SpanExportResult.SUCCESS:
-            with self._counts:
-                self._sent += n_records
-        else:
-            self._tell(self._said.text)
+            return None
 
     def _tell(self, why: str) -> None:
         """Say that traces are dropped, once."""
@@ -147,12 +156,19 @@ def traces_url(endpoint: str) -> str:
     return endpoint if endpoint.endswith(_ROUTE) else endpoint + _ROUTE
 
 
-class _LastWords(logging.Filter):
-    """Keeps what the library says last, and lets nothing through: it would say each try."""
+def _size(ended: EndedRecord) -> int:
+    return max(1, len(ended.turns))
 
-    text = "it takes nothing"
 
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "max retries" not in str(record.msg):  # said after the reason
-            self.text = record.getMessage()
-        return False
+class _Exporter(OTLPSpanExporter):
+    """The library's exporter, for spans that are OTLP's messages already.
+
+    Headers, certificates, time limit, compression and repetition are its.
+    """
+
+    def send(self, request: ExportTraceServiceRequest) -> str | None:
+        """Send a request; returns why it was not taken, if it was not."""
+        made = self._client.export(request.SerializeToString())
+        if made.success:
+            return None
+        return str(made.error or f"{made.status_code} {made.reason}")

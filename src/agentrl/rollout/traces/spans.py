@@ -10,21 +10,16 @@ The ids follow from the Record, so that it has the same trace whoever sends it. 
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
-from itertools import count
 from typing import Any
 from urllib.parse import quote
 
 import orjson
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
-from opentelemetry.trace.status import Status, StatusCode
-from opentelemetry.util.types import AttributeValue
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 
 from agentrl import __version__
 from agentrl.databases.documents import DispatchedSamplingTask, RecordStatus, ToolCall
@@ -36,70 +31,83 @@ from agentrl.rollout.traces.names import OWN
 LONGEST_TEXT = 20_000
 _PROVIDER = "agentrl"
 _OF_OTHERS = -1  # the segment of turns that another model answered
-_SCOPE = InstrumentationScope("agentrl", __version__, names.SCHEMA)
 
-_Attributes = dict[str, AttributeValue]
+_Value = str | bool | int | float
 _Message = Mapping[str, Any]
 
 
 class Spans:
-    """Makes the spans of a run's Records. `model`: the name of the model that answers."""
+    """Makes the spans of a run's Records. `model`: the name of the model that answers.
+
+    They are made as OTLP's own messages: spans of the SDK, and their encoding, take three times the
+    CPU.
+    """
 
     def __init__(self, run: str, model: str) -> None:
         self._run = run
         self._model = model
-        self._resource = Resource.create({"service.name": "agentrl", f"{OWN}run": run})
 
-    def of(self, ended: EndedRecord) -> list[ReadableSpan]:
-        """The spans of a Record, the one of the Record itself first."""
-        return list(_Trace(self._run, self._model, self._resource, ended).spans())
+    def trace(self, ended: EndedRecord) -> ScopeSpans:
+        """The trace of a Record: its spans, that of the Record itself first."""
+        made = ScopeSpans(schema_url=names.SCHEMA)
+        made.scope.name, made.scope.version = "agentrl", __version__
+        _Trace(self._run, self._model, ended, made.spans).make()
+        return made
+
+    def request(self, traces: Sequence[ScopeSpans]) -> ExportTraceServiceRequest:
+        """A request with these traces."""
+        made = ExportTraceServiceRequest()
+        resource = made.resource_spans.add(scope_spans=traces)
+        _put(resource.resource, {"service.name": "agentrl", f"{OWN}run": self._run})
+        return made
 
 
 class _Trace:
-    """The trace of one Record."""
+    """The trace of one Record, made in the place `spans`."""
 
-    def __init__(self, run: str, model: str, resource: Resource, ended: EndedRecord) -> None:
-        self._run, self._model, self._resource = run, model, resource
+    def __init__(self, run: str, model: str, ended: EndedRecord, spans: Any) -> None:
+        self._run, self._model, self._spans = run, model, spans
         self._record, self._failure = ended.record, ended.failure
         self._turns = sorted(ended.turns, key=lambda turn: turn.turn)
         began = ended.record.started_at
         # MongoDB keeps milliseconds.
         key = f"{run} {ended.record.id} {began and int(began.timestamp() * 1000)}"
-        self._trace_id = int.from_bytes(blake2b(key.encode(), digest_size=16).digest())
-        self._numbers = count(self._trace_id)
-        self._root = self._context()
-        self._everywhere: _Attributes = {
-            names.CONVERSATION: ended.record.id,
-            f"{OWN}run": run,
-        }
+        trace = blake2b(key.encode("utf-8", "replace"), digest_size=16).digest()
+        self._root = Span(trace_id=trace, span_id=trace[8:], kind=Span.SPAN_KIND_INTERNAL)
+        _put(self._root, {f"{OWN}run": run, names.CONVERSATION: utf8_text(ended.record.id)})
+        self._below = Span()
+        self._below.CopyFrom(self._root)
+        self._below.parent_span_id = self._root.span_id
+        self._number = int.from_bytes(self._root.span_id)
 
-    def spans(self) -> Iterator[ReadableSpan]:
-        """All spans."""
-        starts = {turn.turn: _begin_of(turn) for turn in self._turns}
+    def make(self) -> None:
+        """Make all spans."""
+        record = self._record
+        self._of_record(max(map(_end_of, self._turns), default=0))
         results = _results_of_programs(self._turns)
-        last = max(map(_end_of, self._turns), default=0)
-        yield self._of_record(last)
         for turn in self._turns:
-            yield self._of_turn(turn, starts[turn.turn])
-            yield from self._of_calls(turn, results.get(turn.turn))
-        for call in self._record.own_calls:
+            end = _end_of(turn)
+            self._of_turn(turn, end)
+            if turn.tool_calls:
+                self._of_calls(turn, end, results.get(turn.turn))
+        for call in record.own_calls:
             if call.started_at is not None:
-                yield self._of_call(call, _ns(call.started_at), call.latency_s)
-        if self._record.sampled_at is not None and self._record.finished_at is not None:
-            yield self._of_scoring(self._record.sampled_at, self._record.finished_at)
+                self._of_call(call, _ns(call.started_at), call.latency_s)
+        if record.sampled_at is not None and record.finished_at is not None:
+            self._of_scoring(record.sampled_at, record.finished_at)
 
-    def _of_record(self, last: int) -> ReadableSpan:
+    def _of_record(self, last: int) -> None:
         record = self._record
         begin = _ns(record.started_at) if record.started_at else last
-        told: dict[str, AttributeValue | None] = {
+        told: dict[str, _Value | None] = {
             names.OPERATION: names.INVOKE_AGENT,
             names.PROVIDER: _PROVIDER,
             names.AGENT: record.agent_name,
-            names.SESSION: record.task,
+            names.SESSION: utf8_text(record.task),
             names.INPUT: _messages([{"role": "user", "content": record.query}]),
-            f"{OWN}record": record.id,
-            f"{OWN}task": record.task,
-            f"{OWN}task_id": record.task_id,
+            f"{OWN}record": utf8_text(record.id),
+            f"{OWN}task": utf8_text(record.task),
+            f"{OWN}task_id": utf8_text(record.task_id),
             f"{OWN}rollout": record.rollout,
             f"{OWN}attempt": record.attempt,
             f"{OWN}split": record.split,
@@ -114,7 +122,7 @@ class _Trace:
             f"{OWN}tokens.prompt": record.tokens.prompt,
             f"{OWN}tokens.generated": record.tokens.generated,
             f"{OWN}tokens.observed": record.tokens.observed,
-            f"{OWN}view": f"/run/{self._run}/records/{quote(record.id, safe='')}",
+            f"{OWN}view": f"/run/{self._run}/records/{quote(record.id, safe='', errors='replace')}",
             names.ERROR_TYPE: self._failure,
         }
         if record.final_answer is not None:
@@ -122,67 +130,71 @@ class _Trace:
         if record.versions is not None:
             told[f"{OWN}policy_version.min"] = record.versions.min
             told[f"{OWN}policy_version.max"] = record.versions.max
-        status = Status(StatusCode.OK)
-        if self._failure is not None:
-            status = Status(StatusCode.ERROR, _cut(record.error or ""))
-        return self._span(
-            f"{names.INVOKE_AGENT} {record.agent_name}",
-            begin,
-            _ns(record.finished_at) if record.finished_at else max(begin, last),
-            {name: value for name, value in told.items() if value is not None},
-            status=status,
-            context=self._root,
-        )
+        span = self._spans.add()
+        span.CopyFrom(self._root)
+        span.name = f"{names.INVOKE_AGENT} {record.agent_name}"
+        span.start_time_unix_nano = begin
+        span.end_time_unix_nano = _ns(record.finished_at) if record.finished_at else last or begin
+        _put(span, {name: value for name, value in told.items() if value is not None})
+        if self._failure is None:
+            span.status.code = Status.STATUS_CODE_OK
+        else:
+            _fail(span, record.error)
 
-    def _of_turn(self, turn: DispatchedSamplingTask, begin: int) -> ReadableSpan:
-        own = turn.segment != _OF_OTHERS
-        told: _Attributes = {
+    def _of_turn(self, turn: DispatchedSamplingTask, end: int) -> None:
+        told: dict[str, _Value] = {
             names.OPERATION: names.CHAT,
             names.PROVIDER: _PROVIDER,
             names.INPUT: _messages(turn.messages),
             names.OUTPUT: _answer(turn),
             names.INPUT_TOKENS: turn.prompt_len,
             names.CACHED_TOKENS: turn.cached_tokens,
-            names.FINISH_REASONS: (turn.finish_reason,),
             f"{OWN}turn": turn.turn,
             f"{OWN}turn.status": turn.status,
             f"{OWN}service": turn.service,
         }
-        if own:
+        name = names.CHAT
+        if turn.segment != _OF_OTHERS:
+            name = f"{names.CHAT} {self._model}"
             told[names.MODEL] = self._model
             told[f"{OWN}segment"] = turn.segment
         if turn.versions:
             told[names.OUTPUT_TOKENS] = turn.versions[-1].end
             told[f"{OWN}policy_version.min"] = turn.versions[0].version
             told[f"{OWN}policy_version.max"] = turn.versions[-1].version
-        for name in ("rewrite", "drift", "format_error", "replayed"):
-            if (value := getattr(turn, name)) is not None:
-                told[f"{OWN}{name}"] = value
+        if turn.rewrite is not None:
+            told[f"{OWN}rewrite"] = turn.rewrite
+        if turn.drift is not None:
+            told[f"{OWN}drift"] = _cut(turn.drift)
+        if turn.format_error is not None:
+            told[f"{OWN}format_error"] = _cut(turn.format_error)
+        if turn.replayed is not None:
+            told[f"{OWN}replayed"] = utf8_text(turn.replayed)
         if turn.agent:
-            told[names.AGENT] = turn.agent
+            told[names.AGENT] = utf8_text(turn.agent)
         if not turn.trained:
             told[f"{OWN}trained"] = False
-        name = f"{names.CHAT} {self._model}" if own else names.CHAT
-        return self._span(name, begin, _end_of(turn), told, kind=SpanKind.CLIENT)
+        span = self._span(name, _begin_of(turn, end), end, told)
+        span.kind = Span.SPAN_KIND_CLIENT
+        reasons = span.attributes.add(key=names.FINISH_REASONS).value.array_value.values
+        reasons.add(string_value=turn.finish_reason)
 
-    def _of_calls(
-        self, turn: DispatchedSamplingTask, results: "_Results | None"
-    ) -> Iterator[ReadableSpan]:
+    def _of_calls(self, turn: DispatchedSamplingTask, end: int, results: "_Results | None") -> None:
         """The calls of a turn that were made: by us, or, as seen from its requests, a program."""
-        end = _end_of(turn)
         for place, call in enumerate(turn.tool_calls):
             if call.started_at is not None and turn.replayed is None:
-                yield self._of_call(call, _ns(call.started_at), call.latency_s)
+                self._of_call(call, _ns(call.started_at), call.latency_s)
             elif call.result is not None and call.name:
-                yield self._of_call(call, end, 0.0 if turn.replayed else call.latency_s)
+                self._of_call(call, end, 0.0 if turn.replayed else call.latency_s)
             elif results is not None and place < len(results.texts):
                 made = call.model_copy(update={"result": results.texts[place]})
-                yield self._of_call(made, end, max(0, results.asked - end) / 1e9)
+                self._of_call(made, end, max(0, results.asked - end) / 1e9)
 
-    def _of_call(self, call: ToolCall, begin: int, seconds: float) -> ReadableSpan:
-        told: _Attributes = {
+    def _of_call(self, call: ToolCall, begin: int, seconds: float) -> None:
+        name = _cut(call.name)
+        told: dict[str, _Value] = {
             names.OPERATION: names.EXECUTE_TOOL,
-            names.TOOL: call.name,
+            names.TOOL: name,
             names.ARGUMENTS: _cut(_json(call.arguments)),
             names.RESULT: _cut(call.result or ""),
         }
@@ -190,57 +202,57 @@ class _Trace:
             told[f"{OWN}by_agent"] = True
         if call.summarised_by is not None:
             told[f"{OWN}summarised_by"] = call.summarised_by
-        status = None
         if call.is_error:
             told[names.ERROR_TYPE] = "tool_error"
-            status = Status(StatusCode.ERROR)
-        name = f"{names.EXECUTE_TOOL} {call.name}"
-        return self._span(name, begin, begin + int(seconds * 1e9), told, status=status)
+        end = begin + int(seconds * 1e9)
+        span = self._span(f"{names.EXECUTE_TOOL} {name}", begin, end, told)
+        if call.is_error:
+            _fail(span, None)
 
-    def _of_scoring(self, begin: datetime, end: datetime) -> ReadableSpan:
+    def _of_scoring(self, begin: datetime, end: datetime) -> None:
         record = self._record
-        events = []
+        told: dict[str, _Value] = {} if record.score is None else {f"{OWN}score": record.score}
+        span = self._span("score", _ns(begin), _ns(end), told)
         for scorer, value in record.scores.items():
-            told: _Attributes = {names.SCORER: scorer}
+            event = span.events.add(name=names.SCORED_EVENT, time_unix_nano=_ns(end))
+            _put(event, {names.SCORER: utf8_text(scorer)})
             if value is not None:
-                told[names.SCORE] = value
+                _put(event, {names.SCORE: value})
             if (explanation := record.explanations.get(scorer)) is not None:
-                told[names.EXPLANATION] = _cut(explanation)
-            events.append(Event(names.SCORED_EVENT, told, _ns(end)))
-        status, score = None, {} if record.score is None else {f"{OWN}score": record.score}
+                _put(event, {names.EXPLANATION: _cut(explanation)})
         if record.status == RecordStatus.QUARANTINED:
-            status = Status(StatusCode.ERROR, _cut(record.error or ""))
-        return self._span("score", _ns(begin), _ns(end), score, status=status, events=events)
+            _fail(span, record.error)
 
-    def _span(
-        self,
-        name: str,
-        begin: int,
-        end: int,
-        attributes: Mapping[str, AttributeValue],
-        *,
-        kind: SpanKind = SpanKind.INTERNAL,
-        status: Status | None = None,
-        events: Sequence[Event] = (),
-        context: SpanContext | None = None,
-    ) -> ReadableSpan:
-        return ReadableSpan(
-            name,
-            context or self._context(),
-            parent=None if context is self._root else self._root,
-            resource=self._resource,
-            attributes={**self._everywhere, **attributes},
-            events=events,
-            kind=kind,
-            status=status or Status(),
-            start_time=begin,
-            end_time=end,
-            instrumentation_scope=_SCOPE,
-        )
+    def _span(self, name: str, begin: int, end: int, told: Mapping[str, _Value]) -> Span:
+        """A span below the Record's."""
+        span: Span = self._spans.add()
+        span.CopyFrom(self._below)
+        self._number = (self._number + 1) % 2**64
+        span.span_id = self._number.to_bytes(8)
+        span.name = name
+        span.start_time_unix_nano, span.end_time_unix_nano = begin, end
+        _put(span, told)
+        return span
 
-    def _context(self) -> SpanContext:
-        span = next(self._numbers) % 2**64 or 1
-        return SpanContext(self._trace_id, span, is_remote=False, trace_flags=TraceFlags(1))
+
+def _put(holder: Any, attributes: Mapping[str, _Value]) -> None:
+    """Add attributes to a span, an event or a resource."""
+    add = holder.attributes.add
+    for key, value in attributes.items():
+        given = add(key=key).value
+        if isinstance(value, str):
+            given.string_value = value
+        elif isinstance(value, bool):
+            given.bool_value = value
+        elif isinstance(value, int):
+            given.int_value = value
+        else:
+            given.double_value = value
+
+
+def _fail(span: Span, error: str | None) -> None:
+    span.status.code = Status.STATUS_CODE_ERROR
+    span.status.message = _cut(error or "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +267,12 @@ def _results_of_programs(turns: Sequence[DispatchedSamplingTask]) -> dict[int, _
     """By turn, the results that the next request after it brought."""
     found: dict[int, _Results] = {}
     for turn in turns:
+        if turn.continues is None:
+            continue
         texts = [_text(message) for message in turn.messages if message.get("role") == "tool"]
-        if turn.continues is not None and texts:
-            found.setdefault(turn.continues, _Results(_begin_of(turn), texts))
+        if texts:
+            begin = _begin_of(turn, _end_of(turn))
+            found.setdefault(turn.continues, _Results(begin, texts))
     return found
 
 
@@ -268,9 +283,9 @@ def _end_of(turn: DispatchedSamplingTask) -> int:
     return _ns(turn.created_at) - int(turn.tools_latency_s * 1e9)
 
 
-def _begin_of(turn: DispatchedSamplingTask) -> int:
+def _begin_of(turn: DispatchedSamplingTask, end: int) -> int:
     """When it was asked for. One that was read from a stored turn took no time."""
-    return _end_of(turn) - (0 if turn.replayed else int(turn.generate_latency_s * 1e9))
+    return end - (0 if turn.replayed else int(turn.generate_latency_s * 1e9))
 
 
 def _answer(turn: DispatchedSamplingTask) -> str:
