@@ -14,12 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
+from opentelemetry.sdk.resources import Resource
 
 from agentrl import __version__
 from agentrl.databases.documents import DispatchedSamplingTask, RecordStatus, ToolCall
@@ -46,6 +48,9 @@ class Spans:
     def __init__(self, run: str, model: str) -> None:
         self._run = run
         self._model = model
+        # With what OTEL_RESOURCE_ATTRIBUTES adds.
+        given = Resource.create({"service.name": "agentrl", f"{OWN}run": run}).attributes
+        self._resource = {name: str(value) for name, value in given.items()}
 
     def trace(self, ended: EndedRecord) -> ScopeSpans:
         """The trace of a Record: its spans, that of the Record itself first."""
@@ -58,7 +63,7 @@ class Spans:
         """A request with these traces."""
         made = ExportTraceServiceRequest()
         resource = made.resource_spans.add(scope_spans=traces)
-        _put(resource.resource, {"service.name": "agentrl", f"{OWN}run": self._run})
+        _put(resource.resource, self._resource)
         return made
 
 
@@ -75,9 +80,15 @@ class _Trace:
         trace = blake2b(key.encode("utf-8", "replace"), digest_size=16).digest()
         self._root = Span(trace_id=trace, span_id=trace[8:], kind=Span.SPAN_KIND_INTERNAL)
         _put(self._root, {f"{OWN}run": run, names.CONVERSATION: utf8_text(ended.record.id)})
-        self._below = Span()
-        self._below.CopyFrom(self._root)
-        self._below.parent_span_id = self._root.span_id
+        below = _with(self._root)
+        below.parent_span_id = self._root.span_id
+        self._below = below
+        self._call = _with(below, {names.OPERATION: names.EXECUTE_TOOL})
+        self._chat_of_others = _with(
+            below, {names.OPERATION: names.CHAT, names.PROVIDER: _PROVIDER}, names.CHAT
+        )
+        self._chat_of_others.kind = Span.SPAN_KIND_CLIENT
+        self._chat = _with(self._chat_of_others, {names.MODEL: model}, f"{names.CHAT} {model}")
         self._number = int.from_bytes(self._root.span_id)
 
     def make(self) -> None:
@@ -143,8 +154,6 @@ class _Trace:
 
     def _of_turn(self, turn: DispatchedSamplingTask, end: int) -> None:
         told: dict[str, _Value] = {
-            names.OPERATION: names.CHAT,
-            names.PROVIDER: _PROVIDER,
             names.INPUT: _messages(turn.messages),
             names.OUTPUT: _answer(turn),
             names.INPUT_TOKENS: turn.prompt_len,
@@ -153,11 +162,9 @@ class _Trace:
             f"{OWN}turn.status": turn.status,
             f"{OWN}service": turn.service,
         }
-        name = names.CHAT
+        kind = self._chat_of_others
         if turn.segment != _OF_OTHERS:
-            name = f"{names.CHAT} {self._model}"
-            told[names.MODEL] = self._model
-            told[f"{OWN}segment"] = turn.segment
+            kind, told[f"{OWN}segment"] = self._chat, turn.segment
         if turn.versions:
             told[names.OUTPUT_TOKENS] = turn.versions[-1].end
             told[f"{OWN}policy_version.min"] = turn.versions[0].version
@@ -174,8 +181,7 @@ class _Trace:
             told[names.AGENT] = utf8_text(turn.agent)
         if not turn.trained:
             told[f"{OWN}trained"] = False
-        span = self._span(name, _begin_of(turn, end), end, told)
-        span.kind = Span.SPAN_KIND_CLIENT
+        span = self._span(kind, _begin_of(turn, end), end, told)
         reasons = span.attributes.add(key=names.FINISH_REASONS).value.array_value.values
         reasons.add(string_value=turn.finish_reason)
 
@@ -193,7 +199,6 @@ class _Trace:
     def _of_call(self, call: ToolCall, begin: int, seconds: float) -> None:
         name = _cut(call.name)
         told: dict[str, _Value] = {
-            names.OPERATION: names.EXECUTE_TOOL,
             names.TOOL: name,
             names.ARGUMENTS: _cut(_json(call.arguments)),
             names.RESULT: _cut(call.result or ""),
@@ -205,14 +210,16 @@ class _Trace:
         if call.is_error:
             told[names.ERROR_TYPE] = "tool_error"
         end = begin + int(seconds * 1e9)
-        span = self._span(f"{names.EXECUTE_TOOL} {name}", begin, end, told)
+        span = self._span(self._call, begin, end, told)
+        span.name = f"{names.EXECUTE_TOOL} {name}"
         if call.is_error:
             _fail(span, None)
 
     def _of_scoring(self, begin: datetime, end: datetime) -> None:
         record = self._record
         told: dict[str, _Value] = {} if record.score is None else {f"{OWN}score": record.score}
-        span = self._span("score", _ns(begin), _ns(end), told)
+        span = self._span(self._below, _ns(begin), _ns(end), told)
+        span.name = "score"
         for scorer, value in record.scores.items():
             event = span.events.add(name=names.SCORED_EVENT, time_unix_nano=_ns(end))
             _put(event, {names.SCORER: utf8_text(scorer)})
@@ -223,16 +230,26 @@ class _Trace:
         if record.status == RecordStatus.QUARANTINED:
             _fail(span, record.error)
 
-    def _span(self, name: str, begin: int, end: int, told: Mapping[str, _Value]) -> Span:
-        """A span below the Record's."""
+    def _span(self, kind: Span, begin: int, end: int, told: Mapping[str, _Value]) -> Span:
+        """A span below the Record's, with what all of its kind have."""
         span: Span = self._spans.add()
-        span.CopyFrom(self._below)
+        span.CopyFrom(kind)
         self._number = (self._number + 1) % 2**64
         span.span_id = self._number.to_bytes(8)
-        span.name = name
         span.start_time_unix_nano, span.end_time_unix_nano = begin, end
         _put(span, told)
         return span
+
+
+def _with(
+    span: Span, attributes: Mapping[str, _Value] = MappingProxyType({}), name: str = ""
+) -> Span:
+    """A copy with more attributes."""
+    copied = Span()
+    copied.CopyFrom(span)
+    copied.name = name
+    _put(copied, attributes)
+    return copied
 
 
 def _put(holder: Any, attributes: Mapping[str, _Value]) -> None:
