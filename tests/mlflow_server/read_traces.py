@@ -14,7 +14,8 @@ mlflow.set_tracking_uri(url)
 if verb == "begin":
     experiment = mlflow.set_experiment("demo")
     with mlflow.start_run() as run:
-        print(json.dumps({"experiment": experiment.experiment_id, "run": run.info.run_id}))
+        place = {"experiment": experiment.experiment_id, "run": run.info.run_id}
+    print(json.dumps(place))  # last: MLflow prints addresses
 else:
     experiment, run_id = given
     found = mlflow.search_traces(
