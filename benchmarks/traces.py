@@ -8,7 +8,7 @@ words and results of 200. All Records are traced.
 
 `cpu_ratio`: CPU per turn with traces over that without, medians of the rounds. `thread_share`: CPU
 of the thread that makes and sends traces over all of the sampler, which is hardly disturbed by
-other work on the machine. `kept_ms_per_turn`: what keeping a turn until its Record ends takes.
+other work on the machine.
 """
 
 import logging

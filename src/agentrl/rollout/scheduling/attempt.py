@@ -149,7 +149,8 @@ class Attempt:
                 return None
             message = _describe(error)
             log.warning("%s failed: %s", self.claim.record_id, message, exc_info=error)
-            await self._end_failed(message, Failure.CODE)
+            outage = isinstance(error, InfrastructureFailure)
+            await self._end_failed(message, Failure.INFRASTRUCTURE if outage else Failure.CODE)
             self.breakers.forget(self.claim)
             self.opens = True
             # A fork whose agent does not do again what it did would not do so a second time.

@@ -10,7 +10,7 @@ from agentrl.databases.documents import DispatchedSamplingTask, Record
 class Failure(StrEnum):
     """Why an attempt ended without a score: the value of `error.type`."""
 
-    INFRASTRUCTURE = "infrastructure"  # a dependency was out of reach; it is repeated at no cost
+    INFRASTRUCTURE = "infrastructure"  # a dependency was out of reach
     CODE = "code"  # the agent or a tool raised, or took too long
     SCORING = "scoring"  # the scorer failed too often: quarantined
     SILENT = "silent"  # its program, on another machine, went silent

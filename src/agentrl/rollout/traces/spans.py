@@ -77,9 +77,9 @@ class _Trace:
         began = ended.record.started_at
         # MongoDB keeps milliseconds.
         key = f"{run} {ended.record.id} {began and int(began.timestamp() * 1000)}"
-        trace = blake2b(key.encode("utf-8", "replace"), digest_size=16).digest()
+        trace = blake2b(key.encode(), digest_size=16).digest()
         self._root = Span(trace_id=trace, span_id=trace[8:], kind=Span.SPAN_KIND_INTERNAL)
-        _put(self._root, {f"{OWN}run": run, names.CONVERSATION: utf8_text(ended.record.id)})
+        _put(self._root, {f"{OWN}run": run, names.CONVERSATION: ended.record.id})
         below = _with(self._root)
         below.parent_span_id = self._root.span_id
         self._below = below
@@ -114,11 +114,11 @@ class _Trace:
             names.OPERATION: names.INVOKE_AGENT,
             names.PROVIDER: _PROVIDER,
             names.AGENT: record.agent_name,
-            names.SESSION: utf8_text(record.task),
+            names.SESSION: record.task,
             names.INPUT: _messages([{"role": "user", "content": record.query}]),
-            f"{OWN}record": utf8_text(record.id),
-            f"{OWN}task": utf8_text(record.task),
-            f"{OWN}task_id": utf8_text(record.task_id),
+            f"{OWN}record": record.id,
+            f"{OWN}task": record.task,
+            f"{OWN}task_id": record.task_id,
             f"{OWN}rollout": record.rollout,
             f"{OWN}attempt": record.attempt,
             f"{OWN}split": record.split,
@@ -133,7 +133,7 @@ class _Trace:
             f"{OWN}tokens.prompt": record.tokens.prompt,
             f"{OWN}tokens.generated": record.tokens.generated,
             f"{OWN}tokens.observed": record.tokens.observed,
-            f"{OWN}view": f"/run/{self._run}/records/{quote(record.id, safe='', errors='replace')}",
+            f"{OWN}view": f"/run/{self._run}/records/{quote(record.id, safe='')}",
             names.ERROR_TYPE: self._failure,
         }
         if record.final_answer is not None:
@@ -176,7 +176,7 @@ class _Trace:
         if turn.format_error is not None:
             told[f"{OWN}format_error"] = _cut(turn.format_error)
         if turn.replayed is not None:
-            told[f"{OWN}replayed"] = utf8_text(turn.replayed)
+            told[f"{OWN}replayed"] = turn.replayed
         if turn.agent:
             told[names.AGENT] = utf8_text(turn.agent)
         if not turn.trained:
