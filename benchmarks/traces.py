@@ -6,7 +6,7 @@ words and results of 200. All Records are traced.
 
     python benchmarks/traces.py [--quick] [--save]
 
-`cpu_ratio`: CPU per turn with traces over that without, medians of the rounds. `thread_share`: CPU
+`cpu_ratio`: CPU per turn with traces over that without, the median of pairs of rounds. `thread_share`: CPU
 of the thread that makes and sends traces over all of the sampler, which is hardly disturbed by
 other work on the machine.
 """
@@ -84,8 +84,9 @@ def main() -> None:
             told = f"{'with' if traced else 'without'} traces: {per_turn[traced][-1]:.2f} ms a turn"
             print(told, f"{shares[-1]:.3f}" if traced else "", flush=True)
     without, with_traces = median(per_turn[False]), median(per_turn[True])
+    pairs = zip(per_turn[True], per_turn[False], strict=True)
     result = {
-        "cpu_ratio": round(with_traces / without, 3),
+        "cpu_ratio": round(median(one / other for one, other in pairs), 3),
         "thread_share": round(median(shares), 3),
         "cpu_ms_per_turn_without": round(without, 2),
         "cpu_ms_per_turn_with": round(with_traces, 2),

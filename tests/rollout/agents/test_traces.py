@@ -15,7 +15,7 @@ from scripted_run import completed, until
 from stage import Stage
 from trace_receiver import TraceReceiver, attributes, receiving
 
-from agentrl.configs import ConfigError, parse_config
+from agentrl.configs import ConfigError, check_traces, parse_config
 from agentrl.databases.documents import Record, StopReason
 from agentrl.rollout.agents import register_agent
 from agentrl.rollout.scorers import register_scorer
@@ -256,6 +256,13 @@ def test_the_pinned_names_are_those_of_the_conventions() -> None:
 def test_flags_that_cannot_be_are_refused(flags: tuple[str, ...], why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         parse_config(list(flags))
+
+
+def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentrl.configs.config._TRACES", "opentelemetry-not-here")
+    check_traces(parse_config([]).run)
+    with pytest.raises(ConfigError, match="install -r requirements-traces"):
+        check_traces(parse_config(["--otlp_endpoint", "http://here"]).run)
 
 
 def test_an_endpoint_may_be_the_url_for_traces_itself() -> None:
