@@ -6,9 +6,9 @@ words and results of 200. All Records are traced.
 
     python benchmarks/traces.py [--quick] [--save]
 
-`cpu_ratio`: CPU per turn with traces over that without, the median of pairs of rounds. `thread_share`: CPU
-of the thread that makes and sends traces over all of the sampler, which is hardly disturbed by
-other work on the machine.
+`cpu_ratio`: CPU per turn with traces over that without, the median of pairs of rounds.
+`thread_share`: CPU of the thread that makes and sends traces over all of the sampler, which is
+hardly disturbed by other work on the machine.
 """
 
 import logging
