@@ -8,6 +8,7 @@ log-normal distribution with that median, by record and turn, so that all runs g
 
     python benchmarks/scripted_services.py model '{"latency_s": 0.1, ...}'
     python benchmarks/scripted_services.py tools
+    python benchmarks/scripted_services.py traces      # takes all OTLP traces, and forgets them
 """
 
 import asyncio
@@ -103,6 +104,13 @@ def tool_server() -> Iterator[str]:
 
 
 @contextmanager
+def trace_receiver() -> Iterator[str]:
+    """The receiver of traces; yields its URL."""
+    with _started("traces") as url:
+        yield url
+
+
+@contextmanager
 def _started(*arguments: str) -> Iterator[str]:
     process = subprocess.Popen(
         [sys.executable, __file__, *arguments], stdout=subprocess.PIPE, text=True
@@ -184,6 +192,20 @@ async def _serve_model(script: Script) -> None:
     await asyncio.Event().wait()
 
 
+async def _serve_traces() -> None:
+    async def take(request: web.Request) -> web.Response:
+        await request.read()
+        return web.Response(content_type="application/x-protobuf")
+
+    app = web.Application(client_max_size=2**26)
+    app.router.add_post("/v1/traces", take)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    print(f"http://127.0.0.1:{runner.addresses[0][1]}", flush=True)
+    await asyncio.Event().wait()
+
+
 def _serve_tools() -> None:
     from mcp.server.mcpserver import MCPServer
 
@@ -206,5 +228,7 @@ def _serve_tools() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "model":
         uvloop.run(_serve_model(Script(**json.loads(sys.argv[2]))))
+    elif sys.argv[1] == "traces":
+        uvloop.run(_serve_traces())
     else:
         _serve_tools()

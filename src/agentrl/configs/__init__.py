@@ -22,7 +22,7 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     user_module.py   a user's own file that a flag names
 """
 
-from agentrl.configs.config import Config, RunConfig, trackers_of
+from agentrl.configs.config import Config, RunConfig, check_traces, trackers_of
 from agentrl.configs.flag import ConfigError, comma_separated
 from agentrl.configs.model_path import model_folder, trainable_folder
 from agentrl.configs.parsing import parse_config
@@ -69,6 +69,7 @@ __all__ = [
     "RunConfig",
     "SamplingConfig",
     "ServiceConfig",
+    "check_traces",
     "comma_separated",
     "model_folder",
     "parse_config",

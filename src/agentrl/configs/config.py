@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from dataclasses import dataclass, field, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from agentrl.configs.sampling import (
     SamplingConfig,
     ServiceConfig,
 )
-from agentrl.configs.text_checks import check_run_name
+from agentrl.configs.text_checks import check_otlp_endpoint, check_run_name
 from agentrl.configs.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -32,6 +33,7 @@ from agentrl.configs.training import (
 TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 # The whole of MLflow wants an older pyarrow.
 _INSTALLED_AS = {"mlflow": "mlflow-skinny pandas"}
+_TRACES = "opentelemetry-exporter-otlp-proto-http"
 NO_BOUND = 2**31 - 1  # optimizer steps that no run takes
 
 
@@ -60,6 +62,20 @@ class RunConfig:
         "means those that are installed",
         choices=("none", "all", *TRACKERS),
         kind="LIST",
+    )
+    otlp_endpoint: str | None = flag(
+        None,
+        "URL of an OTLP/HTTP receiver, which gets each trajectory as an OpenTelemetry trace, with "
+        "the headers of the environment variable OTEL_EXPORTER_OTLP_HEADERS",
+        unset="no traces",
+        kind="URL",
+        check=check_otlp_endpoint,
+    )
+    trace_rate: float = flag(
+        1.0, "share of the trajectories that are traced, chosen by their ids", above=0, most=1
+    )
+    trace_failed_only: bool = flag(
+        False, "whether only trajectories that failed or could not be scored are traced"
     )
     change_data: bool = flag(
         False,
@@ -192,6 +208,19 @@ def trackers_of(report_to: str) -> list[str]:
                 f"pip install {_INSTALLED_AS.get(name, name)}, or leave the flag out"
             )
     return names
+
+
+def check_traces(run: RunConfig) -> None:
+    """Raise `ConfigError` if traces are asked for and their package is not installed."""
+    if run.otlp_endpoint is None:
+        return
+    try:
+        version(_TRACES)
+    except PackageNotFoundError:
+        raise ConfigError(
+            f"--otlp_endpoint {run.otlp_endpoint}: the package {_TRACES} is not installed: "
+            "pip install -r requirements-traces.txt, or leave the flag out"
+        ) from None
 
 
 def _is_installed(package: str) -> bool:

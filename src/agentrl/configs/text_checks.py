@@ -45,6 +45,17 @@ def check_service_url(text: str) -> None:
         )
 
 
+def check_otlp_endpoint(text: str) -> None:
+    """Check the URL of a receiver of traces. Passwords are refused, as in a service's URL."""
+    if not re.match(r"https?://", text):
+        raise ValueError("must begin with http:// or https://")
+    if "@" in text or "?" in text:
+        raise ValueError(
+            "must hold no password and no query: give headers in the environment variable "
+            "OTEL_EXPORTER_OTLP_HEADERS"
+        )
+
+
 def check_variable_name(text: str) -> None:
     """Check the name of an environment variable."""
     if not _VARIABLE_NAME.fullmatch(text):

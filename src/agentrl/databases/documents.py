@@ -271,6 +271,7 @@ class ToolCall(SubDocument):
     arguments: dict[str, Any]
     result: str | None = None
     is_error: bool = False
+    started_at: datetime | None = None
     latency_s: float = 0.0
     kept: str | None = None  # id of the ToolResult with the whole result, if `result` is cut
     summarised_by: str | None = None  # model of the browse agent that wrote `result`
@@ -416,6 +417,7 @@ class DispatchedSamplingTask(Document):
     replayed: str | None = None  # the stored turn whose answer this is, if it was not sampled
     versions: list[VersionSpan]
     cached_tokens: int = 0
+    answered_at: datetime | None = None  # when its last token had come
     generate_latency_s: float
     tools_latency_s: float = 0.0
     created_at: datetime

@@ -160,12 +160,13 @@ class RecordLedger:
         if states.get(record.id) != RecordStatus.SAMPLING:
             raise TransitionRefused(f"record {record.id}", states.get(record.id), "noted")
 
-    async def sampled(self, record: Record) -> None:
+    async def sampled(self, record: Record) -> Record:
         """Store a Record whose conversation is over: from now on any sampler can score it.
 
-        Raises `TransitionRefused` if it has ended in another way.
+        Returns it with the time. Raises `TransitionRefused` if it has ended in another way.
         """
-        await self._end(record, RecordStatus.SAMPLED, [RecordStatus.SAMPLING], "sampled_at")
+        before = [RecordStatus.SAMPLING]
+        return await self._end(record, RecordStatus.SAMPLED, before, "sampled_at")
 
     async def resume(self, record: str, claimed_at: float) -> Record:
         """Read a Record that is to be scored; `claimed_at`: `asked` of `HeldLeases`."""
@@ -202,14 +203,15 @@ class RecordLedger:
         schemas: list[dict[str, Any]] = json.loads(document["schemas"]) if document else []
         return schemas
 
-    async def finish(self, record: Record) -> None:
+    async def finish(self, record: Record) -> Record:
         """Store the end of a Record: scored, failed or quarantined.
 
-        Raises `TransitionRefused` if it has ended in another way.
+        Returns it with the time. Raises `TransitionRefused` if it has ended in another way.
         """
         status = RecordStatus(record.status)
-        await self._end(record, status, _BEFORE_END[status], "finished_at")
+        ended = await self._end(record, status, _BEFORE_END[status], "finished_at")
         self.leases.end(record.id)
+        return ended
 
     async def disown(self, record: str) -> None:
         """Mark a Record as failed after its slot was lost, unless it has ended. Needs no lease.
@@ -306,18 +308,19 @@ class RecordLedger:
 
     async def _end(
         self, record: Record, to: RecordStatus, expected: Sequence[RecordStatus], time: str
-    ) -> None:
+    ) -> Record:
         """Change a Record to `to` with all its fields; `time`: the field for the current time."""
+        now = datetime.now(UTC)
         fields = record.model_dump(exclude={*_FIXED, "status"})
         if record.error is not None:
             fields["error"] = brief(record.error)
-        ended = await made_storable({**fields, time: datetime.now(UTC)})
+        ended = await made_storable({**fields, time: now})
         change = record_change(record.id, to, ended, expected=expected)
-        if await self._write_held([record.id], self._records, [change]):
-            return
-        states = await self._states([record.id])
-        if states.get(record.id) != to:
-            raise TransitionRefused(f"record {record.id}", states.get(record.id), to)
+        if not await self._write_held([record.id], self._records, [change]):
+            states = await self._states([record.id])
+            if states.get(record.id) != to:
+                raise TransitionRefused(f"record {record.id}", states.get(record.id), to)
+        return record.model_copy(update={time: now})
 
     async def _states(self, records: Sequence[str]) -> dict[str, str]:
         """The states of Records, by id.

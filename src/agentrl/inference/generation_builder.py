@@ -7,6 +7,7 @@ penalties treat earlier pieces as prompt. No I/O.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 
 import numpy as np
 
@@ -119,4 +120,5 @@ class GenerationBuilder:
             latency_s=latency_s,
             service=service,
             params=self.request.sampling_params,
+            answered_at=datetime.now(UTC),
         )

@@ -4,7 +4,8 @@ There is no I/O here, and no JSON except the names of sampling parameters and ve
 parses answers; `client` does the exchange.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Literal
 
 import numpy as np
@@ -161,6 +162,7 @@ class Generation:
     latency_s: seconds from the request to the end
     params: the request's sampling parameters, if they are known
     replayed: id of the stored turn that it was read from; None if it was sampled
+    answered_at: when its last token had come, where that is known
 
     An aborted generation keeps the tokens so far. Columns are tuples of Python numbers, immutable
     and accepted by tokenizers, chat templates and stored documents. Raises ValueError if their
@@ -196,6 +198,7 @@ class Generation:
     service: str
     params: SamplingParams | None = None
     replayed: str | None = None
+    answered_at: datetime | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if len(self.output_ids) != len(self.output_logprobs):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from agentrl.configs import ConfigError, trackers_of, trainable_folder
+from agentrl.configs import ConfigError, check_traces, trackers_of, trainable_folder
 from agentrl.configs.flags import FLAGS, holds_secret
 from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
 from agentrl.configs.secret_variables import VARIABLES
@@ -143,6 +143,7 @@ def check_start(stack: Stack) -> list[TaskFileCheck]:
     """
     config = stack.config
     trackers_of(config.run.report_to)
+    check_traces(config.run)
     model = check_model(config.model.model_name_or_path)
     if stack.trainers:
         trainable_folder(str(model), "MODEL or --model_name_or_path")

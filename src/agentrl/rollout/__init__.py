@@ -1,6 +1,7 @@
 """Samplers: claim a task, drive model and tools through many turns, score the result.
 
     scheduling/   which rollouts a sampler works on, and when
+    traces/       Records that have ended as OpenTelemetry traces
     agents/       what a model does with a task: the built-in agents, and users' own
     groups/       a finished group: advantages, rules, rows
     chat/         conversations as tokens, by any chat template

@@ -19,6 +19,7 @@ from agentrl.rollout.agents import find_agent
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.scheduling.scheduler import SamplingScheduler
+from agentrl.rollout.traces.tracing import open_tracing
 
 ECHO = tool_call("echo", '{"text": "B7"}')
 
@@ -54,8 +55,11 @@ async def at_work(stage: Stage, agent: str, *flags: str) -> AsyncIterator["async
         ServicePool() as pool,
         AsyncSampler.open_resources(stage.config, pool, records) as shared,
         Agents(shared, find_agent(agent)) as agents,
+        open_tracing(stage.config, stage.config.run.run_name) as tracing,
     ):
-        scheduler = SamplingScheduler(stage.database, stage.config, agents, "sampler")
+        scheduler = SamplingScheduler(
+            stage.database, stage.config, agents, "sampler", tracing=tracing
+        )
         running = asyncio.create_task(scheduler.run())
         try:
             yield running

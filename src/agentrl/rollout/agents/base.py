@@ -119,6 +119,7 @@ class AsyncSampler(ABC):
         self.n_running = 0  # turns that are being sampled, and not in the context yet
         self.outage: InfrastructureFailure | None = None  # the first one of this attempt
         self.on_outage: Callable[[InfrastructureFailure], None] | None = None  # ends the attempt
+        self.on_stored: Callable[[DispatchedSamplingTask], None] | None = None  # told of each turn
         self.recorded: RecordedAnswers | None = None  # answers before a service is asked
         self._diverged: Diverged | None = None  # from the rollout that is to be forked
         self._conversation: Conversation | None = None
@@ -415,7 +416,7 @@ class AsyncSampler(ABC):
         self._n_asked += 1
         recorded = self.take_recorded(prompt_ids, asked_with(params))
         if recorded is not None and recorded.generation is not None:
-            answer = replace(recorded.generation, params=params)
+            answer = replace(recorded.generation, params=params, answered_at=datetime.now(UTC))
             return answer, self._cut_by(answer, limit)
         pool = self.resources.pool
         try:
@@ -578,6 +579,7 @@ class AsyncSampler(ABC):
             replayed=made.replayed,
             versions=list(made.versions),
             cached_tokens=made.cached_tokens,
+            answered_at=made.answered_at,
             generate_latency_s=made.latency_s,
             tools_latency_s=tools_latency_s,
             created_at=datetime.now(UTC),
@@ -595,6 +597,8 @@ class AsyncSampler(ABC):
         self.record.turns.append(document.id)
         counts = self.record.turn_statuses
         counts[document.status] = counts.get(document.status, 0) + 1
+        if self.on_stored is not None:
+            self.on_stored(document)
 
     def go_on_after(self, turns: Sequence[DispatchedSamplingTask]) -> list[Turn]:
         """Take up an attempt where its stored turns end; returns them as they were generated.

@@ -251,7 +251,7 @@ def text_turn(
 
     `messages`: added before it. `calls`: those that it makes.
     """
-    thought = f"<think>{turn.reasoning}</think>" if turn.reasoning else ""
+    thought, now = f"<think>{turn.reasoning}</think>" if turn.reasoning else "", datetime.now(UTC)
     return DispatchedSamplingTask(
         id=turn_id(record_id, number),
         record_id=record_id,
@@ -268,8 +268,9 @@ def text_turn(
         finish_reason=turn.finish_reason,
         versions=[],
         cached_tokens=turn.cached_tokens,
+        answered_at=turn.answered_at or now,
         generate_latency_s=turn.latency_s,
-        created_at=datetime.now(UTC),
+        created_at=now,
     )
 
 

@@ -112,6 +112,7 @@ class ToolSampler(AsyncSampler):
             arguments=call.arguments,
             result=answer.text,
             is_error=answer.is_error,
+            started_at=answer.started_at,
             latency_s=answer.latency_s,
             kept=answer.kept,
         )

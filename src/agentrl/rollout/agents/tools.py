@@ -46,6 +46,7 @@ class AgentTools:
             arguments=dict(arguments),
             result=answer.text,
             is_error=answer.is_error,
+            started_at=answer.started_at,
             latency_s=answer.latency_s,
             kept=answer.kept,
             by_agent=True,

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -62,7 +63,10 @@ class EndpointCall:
 
 @dataclass(frozen=True, slots=True)
 class EndpointTurn:
-    """One answer. Token counts are 0 if the API does not give them."""
+    """One answer. Token counts are 0 if the API does not give them.
+
+    `answered_at`: None in one that was read from a stored turn.
+    """
 
     content: str
     reasoning: str
@@ -72,6 +76,7 @@ class EndpointTurn:
     completion_tokens: int
     cached_tokens: int
     latency_s: float
+    answered_at: datetime | None = None
 
 
 class ChatEndpoint:
@@ -241,6 +246,7 @@ def _turn(completion: "ChatCompletion", latency_s: float) -> EndpointTurn:
         completion_tokens=usage.completion_tokens if usage else 0,
         cached_tokens=(details.cached_tokens or 0) if details else 0,
         latency_s=latency_s,
+        answered_at=datetime.now(UTC),
     )
 
 

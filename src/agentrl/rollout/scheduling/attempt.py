@@ -42,6 +42,8 @@ from agentrl.rollout.groups.boundary import check_sampled, check_scored
 from agentrl.rollout.groups.finalise import Finaliser
 from agentrl.rollout.groups.fork_choice import fork_turns
 from agentrl.rollout.scheduling.breakers import Breakers
+from agentrl.rollout.traces.ended import EndedRecord, Failure, KeptTurns
+from agentrl.rollout.traces.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -87,10 +89,13 @@ class Attempt:
     finaliser: Finaliser
     breakers: Breakers
     config: SamplingConfig
+    tracing: Tracing | None = None
     opens: bool = field(default=False, init=False)
     _sampler: AsyncSampler | None = field(default=None, init=False)
     _step: "asyncio.Task[Record] | None" = field(default=None, init=False)
     _stopped: Exception | None = field(default=None, init=False)
+    _kept: KeptTurns | None = field(default=None, init=False)  # for a trace
+    _ended: tuple[Record, Failure | None] | None = field(default=None, init=False)
 
     def hand_back(self, reason: str) -> None:
         """Stop the current step and leave it to others. A sampled trajectory stays stored."""
@@ -108,6 +113,7 @@ class Attempt:
         """Sample and score, or only score, and settle the slot by the result."""
         try:
             task = await self._settle()
+            await self._trace()
             if task is not None:
                 await self.finaliser.finalise(task)
                 self.opens = True
@@ -130,20 +136,21 @@ class Attempt:
             raise
         except WentSilent as silent:
             log.warning("%s: %s", self.claim.record_id, silent)
-            await self._end_failed(str(silent))
+            await self._end_failed(str(silent), Failure.SILENT)
             self.opens = True
             return await self.ledger.lose(self.claim, str(silent))
         except (HandedBack, AgentUnavailable) as reason:
-            await self._hand_back(f"{HANDED_BACK}{reason}")
+            await self._hand_back(f"{HANDED_BACK}{reason}", Failure.HANDED_BACK)
             return None
         except Exception as error:  # an agent or a tool may raise anything
             outages = self.claim.outages
             if isinstance(error, InfrastructureFailure) and self._is_nobodys(error, outages):
-                await self._hand_back(f"{HANDED_BACK}{text_of(error)}", outage=True)
+                await self._hand_back(f"{HANDED_BACK}{text_of(error)}", Failure.INFRASTRUCTURE)
                 return None
             message = _describe(error)
             log.warning("%s failed: %s", self.claim.record_id, message, exc_info=error)
-            await self._end_failed(message)
+            outage = isinstance(error, InfrastructureFailure)
+            await self._end_failed(message, Failure.INFRASTRUCTURE if outage else Failure.CODE)
             self.breakers.forget(self.claim)
             self.opens = True
             # A fork whose agent does not do again what it did would not do so a second time.
@@ -159,15 +166,18 @@ class Attempt:
         assert self._sampler is not None, "what was sampled had a sampler"
         check_sampled(record, self.claim.record_id, self._sampler.n_turns)
         self.breakers.sampled(self.claim)
-        record = record.model_copy(update={"status": RecordStatus.SAMPLED})
-        await self.records.sampled(record)
-        return record
+        return await self.records.sampled(
+            record.model_copy(update={"status": RecordStatus.SAMPLED})
+        )
 
     async def _sample(self) -> Record:
         assert self.started is not None, f"{self.claim.record_id} is sampled already"
         await asyncio.shield(self.started)  # shared with the other attempts of the claim
         sampler = self._sampler = await self.make_sampler(self.claim, self.record)
         sampler.on_outage = self._stop  # an agent may catch the exception and continue
+        if self._is_traced:
+            self._kept = KeptTurns()
+            sampler.on_stored = self._kept.add
         try:
             return await self._in_time(sampler.sample(), self._agent)
         finally:
@@ -183,20 +193,19 @@ class Attempt:
         others_too = self.breakers.met(outage, self.claim)
         return earlier < (MOST_OUTAGES if others_too else FREE_OUTAGES)
 
-    async def _hand_back(self, reason: str, *, outage: bool = False) -> None:
+    async def _hand_back(self, reason: str, failure: Failure) -> None:
         log.info("%s %s", self.claim.record_id, reason)
         # The Record may not be stored yet.
         with contextlib.suppress(TransitionRefused):
-            await self._end_failed(reason)
-        await self.ledger.release(self.claim, outage=outage)
+            await self._end_failed(reason, failure)
+        await self.ledger.release(self.claim, outage=failure == Failure.INFRASTRUCTURE)
         self.opens = True
 
-    async def _end_failed(self, error: str) -> None:
+    async def _end_failed(self, error: str, failure: Failure) -> None:
         """Store the Record so far as failed, with its error."""
         record = self.record if self._sampler is None else self._sampler.record
-        await self.records.finish(
-            record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
-        )
+        failed = record.model_copy(update={"status": RecordStatus.FAILED, "error": error})
+        self._ended = await self.records.finish(failed), failure
 
     # -- the second step
 
@@ -227,7 +236,7 @@ class Attempt:
         except Exception as error:  # a scorer may raise anything
             return await self._fail_scoring(record, error)
         self.breakers.scored(self.claim)
-        await self.records.finish(scored)
+        self._ended = await self.records.finish(scored), None
         return await self._complete(scored)
 
     async def _complete(self, record: Record) -> Task | None:
@@ -262,10 +271,26 @@ class Attempt:
     async def _quarantine(self, record: Record, error: str) -> Task | None:
         self.breakers.forget(self.claim)
         quarantined = {"status": RecordStatus.QUARANTINED, "error": error}
-        await self.records.finish(record.model_copy(update=quarantined))
+        failed = await self.records.finish(record.model_copy(update=quarantined))
+        self._ended = failed, Failure.SCORING
         return await self.scorings.quarantine(self.claim, error)
 
     # -- both
+
+    @property
+    def _is_traced(self) -> bool:
+        return self.tracing is not None and self.tracing.wants(self.claim.record_id)
+
+    async def _trace(self) -> None:
+        """Hand the Record over to be traced, if it has ended here."""
+        if self.tracing is None or self._ended is None or not self._is_traced:
+            return
+        record, failure = self._ended
+        if self.claim.to_score:
+            turns = (await self.records.turns([record.id]))[record.id]
+        else:
+            turns = [] if self._kept is None else self._kept.turns
+        self.tracing.put(EndedRecord(record, turns, failure))
 
     @property
     def _agent(self) -> str:

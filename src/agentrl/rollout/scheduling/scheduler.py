@@ -34,6 +34,7 @@ from agentrl.rollout.scheduling.claim_state import ClaimState, Work
 from agentrl.rollout.scheduling.concurrency import Concurrency
 from agentrl.rollout.scheduling.demand import Demand
 from agentrl.rollout.scheduling.work_view import Observer, WorkView
+from agentrl.rollout.traces.tracing import Tracing
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class SamplingScheduler:
 
     `evaluation`: sample this evaluation only, and end with it. `endpoint`: URL of an API that is
     asked instead of services. `demand`: who asks for attempts, if they are begun for somebody. When
-    such a process is stopped, it leaves its attempts to the next one in its place.
+    such a process is stopped, it leaves its attempts to the next one in its place. `tracing`: where
+    ended Records are traced.
     """
 
     database: RunDatabase
@@ -59,6 +61,7 @@ class SamplingScheduler:
     evaluation: int | None = None
     endpoint: str | None = None
     demand: Demand | None = None
+    tracing: Tracing | None = None
     _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
     _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to do
@@ -295,6 +298,7 @@ class SamplingScheduler:
             finaliser=self._finaliser,
             breakers=self._breakers,
             config=self.config.sampling,
+            tracing=self.tracing,
         )
         task = asyncio.create_task(attempt.run(), name=f"attempt {record.id}")
         self._attempts[record.id] = (attempt, task)

@@ -5,7 +5,7 @@ import gc
 import logging
 from collections.abc import Sequence
 
-from agentrl.configs import Config
+from agentrl.configs import Config, check_traces
 from agentrl.databases.connection import connect
 from agentrl.databases.owners import process_name
 from agentrl.databases.records import RecordLedger
@@ -24,6 +24,7 @@ from agentrl.rollout.scheduling.joining import join
 from agentrl.rollout.scheduling.process_end import END_S, ProcessEnd, run_to_its_end
 from agentrl.rollout.scheduling.process_share import ProcessShare
 from agentrl.rollout.scheduling.scheduler import SamplingScheduler
+from agentrl.rollout.traces.tracing import open_tracing
 from agentrl.stop_signals import StopRequest, stop_signals
 from agentrl.tracebacks import log_to_stderr
 
@@ -68,6 +69,7 @@ async def sample(
     asked instead of the run's services. `demand`: who asks for attempts, if they are begun for
     somebody.
     """
+    check_traces(config.run)
     load_agents(config)
     find_estimator(config.reward.estimator)
     model = config.model.model_name_or_path
@@ -94,6 +96,7 @@ async def sample(
             pool,
             opened(config, pool, records) as shared,
             agents_of(shared, kind) as agents,
+            open_tracing(config, database.name, endpoint) as tracing,
         ):
             # Exclude what was loaded so far from garbage collection: each pass over it would block
             # the event loop for 0.1 s and more.
@@ -102,7 +105,9 @@ async def sample(
             gc.set_threshold(*_GC_THRESHOLD)
             url = None if endpoint is None else endpoint.base_url
             name = process_name(None if demand is None else demand.place)
-            scheduler = SamplingScheduler(database, config, agents, name, evaluation, url, demand)
+            scheduler = SamplingScheduler(
+                database, config, agents, name, evaluation, url, demand, tracing
+            )
             loop, asked = asyncio.get_running_loop(), StopRequest()
 
             def stop(number: int) -> None:

@@ -40,6 +40,7 @@ class ToolAnswer:
 
     text: str
     is_error: bool
+    started_at: datetime
     latency_s: float
     whole: str | None = None
     kept: str | None = None

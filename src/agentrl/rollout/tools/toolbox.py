@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
 
@@ -159,7 +160,7 @@ class ToolSession:
 
         Raises `ToolServerUnreachable` for an outage, unless the model gets a text for it.
         """
-        began = time.monotonic()
+        started_at, began = datetime.now(UTC), time.monotonic()
         reading = await self._read(name, arguments)
         latency_s = time.monotonic() - began
         text = shorten(reading.text, self._box.max_result_chars)
@@ -167,7 +168,7 @@ class ToolSession:
         kept = None
         if whole is not None or reading.files:
             kept = await self.keep(name, reading.text, reading.files)
-        return ToolAnswer(text, reading.is_error, latency_s, whole, kept)
+        return ToolAnswer(text, reading.is_error, started_at, latency_s, whole, kept)
 
     async def keep(self, tool: str, text: str, files: Sequence[ResultFile] = ()) -> str | None:
         """Store a whole result; returns its `_id`, or None if results are not stored.

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Runs the demo with traces to a real MLflow server, and reads them back with MLflow's own client:
+#     bash tests/run_mlflow.sh [pytest arguments; default: all of tests/mlflow_server]
+#
+# MLflow gets an environment of its own (850 MB), made once for its requirements file, in
+# ${XDG_CACHE_HOME:-~/.cache}/agentrl. .ci/run does not call this.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/setup.sh dev
+
+source tests/cached.sh
+
+requirements=tests/mlflow_server/requirements.txt
+install() {
+    python -m venv "$1"
+    "$1/bin/python" -m pip install --disable-pip-version-check --quiet -r "$requirements"
+}
+cached mlflow "$(hash_of <"$requirements")" install
+
+export MLFLOW_PYTHON="$folder/bin/python"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+if [ "$#" -eq 0 ]; then set -- tests/mlflow_server; fi
+exec python -m pytest --quiet --timeout=500 --durations=5 --durations-min=5 "$@"
