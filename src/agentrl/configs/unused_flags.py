@@ -14,6 +14,7 @@ from agentrl.configs.training import LossConfig
 
 # Flags that describe a layer, by the flag that switches the layer on.
 _SWITCHES: Mapping[str, tuple[str, ...]] = {
+    "agent_sandbox": ("agent_sandbox_folders",),
     "fork_turns": ("fork_at", "forks"),
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
     "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
@@ -69,7 +70,7 @@ def _given(config: Config) -> Iterator[tuple[str, str]]:
 
     What is switched off counts as not given, also where its default is that of a loss.
     """
-    for group in (config.loss, config.critic, config.model, config.sampling):
+    for group in (config.loss, config.critic, config.model, config.sampling, config.agent):
         for item in fields(group):
             value = getattr(group, item.name)
             if value != item.default and value is not False:

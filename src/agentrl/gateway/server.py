@@ -8,6 +8,7 @@ Each request shows the session's key, as a bearer token or as `x-api-key`.
 """
 
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -62,7 +63,7 @@ class Refused(Exception):
 
 
 class Gateway:
-    """The sessions of a process. `url`: of the server.
+    """The sessions of a process. `url`, `port`: of the server.
 
     `keys`: of its sessions. `settle`: waits until a session, by its id, is there again that an
     earlier process has left.
@@ -72,7 +73,9 @@ class Gateway:
         self, keys: SessionKeys, settle: Callable[[str], Awaitable[None]] | None = None
     ) -> None:
         self.url = ""
+        self.port = 0
         self.keys = keys
+        self._runner: web.AppRunner | None = None
         self._settle = settle
         self._sessions: dict[str, Session] = {}
 
@@ -92,10 +95,24 @@ class Gateway:
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
-            self.url = f"http://{host}:{runner.addresses[0][1]}"
+            self.port = runner.addresses[0][1]
+            self.url = f"http://{host}:{self.port}"
+            self._runner = runner
             yield self
         finally:
+            self._runner = None
             await runner.cleanup()
+
+    @asynccontextmanager
+    async def listening_on(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Answer who connects to this socket, too, which is closed at the end."""
+        assert self._runner is not None, "the gateway is running"
+        site = web.SockSite(self._runner, listener)
+        await site.start()
+        try:
+            yield
+        finally:
+            await site.stop()
 
     @asynccontextmanager
     async def session(self, session: Session) -> AsyncIterator[str]:
