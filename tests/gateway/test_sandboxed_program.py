@@ -8,6 +8,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,7 @@ from stage import Stage
 
 from agentrl.configs import ConfigError, parse_config
 from agentrl.gateway import sandbox
+from agentrl.gateway.program_limits import ProgramLimits
 from agentrl.rollout.agents import load_agents
 
 PROGRAM = Path(__file__).with_name("hostile_program.py")
@@ -175,6 +177,40 @@ async def test_a_sandbox_that_cannot_be_made_is_refused_at_the_start(
 ) -> None:
     stage.flags = ("--agent_name", "program", "--agent_command", "true", *flags)
     with pytest.raises(ConfigError, match=said):
+        load_agents(stage.config)
+
+
+def test_the_command_of_a_container_has_its_limits_and_no_key(tmp_path: Path) -> None:
+    limits = ProgramLimits(memory_mib=512, cpu_seconds=9, processes=20, disk_mib=64)
+    docker = sandbox.Docker("agents:1", (tmp_path,), limits)
+    words = docker.command(["python", "x.py"], "a", tmp_path, 8801, ["OPENAI_API_KEY"])
+    assert words[:2] == ["docker", "run"] and docker.removal("a") == [
+        "docker", "rm", "--force", words[words.index("--name") + 1]
+    ]  # fmt: skip
+    given = dict(pairwise(words))
+    assert given["--network"] == "none" and given["--cap-drop"] == "ALL"
+    assert given["--memory"] == given["--memory-swap"] == "512m" and given["--pids-limit"] == "22"
+    assert given["--env"] == "OPENAI_API_KEY"  # its value is in the environment of docker
+    assert given["--workdir"] == str(tmp_path) and given["--shm-size"] == "64m"
+    assert f"type=bind,source={tmp_path},target={tmp_path},readonly" in words
+    [_, *_, start, python, code] = words[words.index("agents:1") :]
+    assert (python, code) == ("python", "x.py")
+    assert json.loads(start) == {
+        "limits": {"RLIMIT_CPU": [9, 10], "RLIMIT_FSIZE": [64 << 20] * 2, "RLIMIT_CORE": [0, 0]},
+        "door": "/run/agentrl/door", "port": 8801,
+    }  # fmt: skip
+
+
+async def test_what_docker_says_is_said_at_the_start(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text("#!/bin/sh\necho 'No such image: agents:2' >&2; exit 125\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    stage.flags = ("--agent_name", "program", "--agent_command", "own-program", "--agent_sandbox",
+                   "docker:agents:2")  # fmt: skip
+    with pytest.raises(ConfigError, match="no program can be run in it: No such image: agents:2"):
         load_agents(stage.config)
 
 

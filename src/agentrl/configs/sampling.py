@@ -307,6 +307,7 @@ class AgentConfig:
         "folders that a program may read in its sandbox beside the system's, separated by commas; "
         "it begins in the first one",
         kind="LIST",
+        belongs=FlagClass.OWN,
     )
     agent_memory_mib: int | None = flag(
         None,
