@@ -66,17 +66,21 @@ class Gateway:
     """The sessions of a process. `url`, `port`: of the server.
 
     `keys`: of its sessions. `settle`: waits until a session, by its id, is there again that an
-    earlier process has left.
+    earlier process has left. `run_is_over`: whether the run is finished.
     """
 
     def __init__(
-        self, keys: SessionKeys, settle: Callable[[str], Awaitable[None]] | None = None
+        self,
+        keys: SessionKeys,
+        settle: Callable[[str], Awaitable[None]] | None = None,
+        run_is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.url = ""
         self.port = 0
         self.keys = keys
         self._runner: web.AppRunner | None = None
         self._settle = settle
+        self._run_is_over = run_is_over
         self._sessions: dict[str, Session] = {}
 
     @asynccontextmanager
@@ -173,6 +177,10 @@ class Gateway:
                 await self._settle(found)
             except TimeoutError:
                 raise Refused(503, "api_error", None, "the gateway is starting") from None
+        if found not in self._sessions and self._run_is_over():
+            raise SessionOver(
+                f"the attempt {found} has ended: the run is finished and needs no more of it"
+            )
         if found not in self._sessions:
             raise SessionOver(f"the attempt {found} has ended, or others have it by now")
         return self._sessions[found]
