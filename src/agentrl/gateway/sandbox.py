@@ -216,8 +216,11 @@ class Docker:
             room += ["--pids-limit", str(self.limits.processes + OWN_PROCESSES)]
         if self.limits.disk_mib is not None:
             room += ["--shm-size", f"{self.limits.disk_mib}m"]
-        for variable in variables:
-            room += ["--env", variable]  # its value stands in the environment, which is not seen
+        for variable, value in _OWN.items():
+            room += ["--env", f"{variable}={value}"]
+        # Without a value: it stands in the environment of `docker`, which others do not see.
+        for variable in (*_kept(*_LANGUAGE), *variables):
+            room += ["--env", variable]
         return [*room, self.image, *start, *words]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
