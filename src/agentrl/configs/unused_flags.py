@@ -15,6 +15,7 @@ from agentrl.configs.training import LossConfig
 # Flags that describe a layer, by the flag that switches the layer on.
 _SWITCHES: Mapping[str, tuple[str, ...]] = {
     "fork_turns": ("fork_at", "forks"),
+    "metrics_port": ("metrics_host",),
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
     "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
     "importance_weight_cap_ratio": ("out_of_date_decay",),
@@ -69,7 +70,7 @@ def _given(config: Config) -> Iterator[tuple[str, str]]:
 
     What is switched off counts as not given, also where its default is that of a loss.
     """
-    for group in (config.loss, config.critic, config.model, config.sampling):
+    for group in (config.run, config.loss, config.critic, config.model, config.sampling):
         for item in fields(group):
             value = getattr(group, item.name)
             if value != item.default and value is not False:

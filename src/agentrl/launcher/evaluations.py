@@ -251,7 +251,7 @@ class Evaluations:
 
 async def _sample_one(config: Config, epoch: int, endpoint: AgentModel | None) -> None:
     try:
-        await sample(config, evaluation=epoch, endpoint=endpoint)
+        await sample(config, evaluation=epoch, endpoint=endpoint, process="evaluation")
     finally:
         # They would tell a sampler to stop that has ended.
         for number in stop_signals():

@@ -18,6 +18,7 @@ when to stop, the scheduler's.
 import asyncio
 import contextlib
 import logging
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from agentrl.rollout.contained import contained, was_cancelled
 from agentrl.rollout.groups.boundary import check_sampled, check_scored
 from agentrl.rollout.groups.finalise import Finaliser
 from agentrl.rollout.groups.fork_choice import fork_turns
+from agentrl.rollout.scheduling.attempt_counts import AttemptCounts, AttemptEvent
 from agentrl.rollout.scheduling.breakers import Breakers
 
 log = logging.getLogger(__name__)
@@ -73,7 +75,8 @@ class Attempt:
 
     `record`: a new Record, or the stored one of a claim to score. `make_sampler`: may take a while
     for the first agent of its kind. `started`: the write of new Records, shared by a whole claim;
-    None for a claim to score. `opens`: whether its end may allow further claims, because the group
+    None for a claim to score. `counts`: of the process. `began`: when it was claimed, by
+    `time.monotonic`. `opens`: whether its end may allow further claims, because the group
     was finalised or the slot is free again.
     """
 
@@ -87,6 +90,8 @@ class Attempt:
     finaliser: Finaliser
     breakers: Breakers
     config: SamplingConfig
+    counts: AttemptCounts = field(default_factory=AttemptCounts)
+    began: float = field(default_factory=time.monotonic, init=False)
     opens: bool = field(default=False, init=False)
     _sampler: AsyncSampler | None = field(default=None, init=False)
     _step: "asyncio.Task[Record] | None" = field(default=None, init=False)
@@ -114,6 +119,7 @@ class Attempt:
         except (LeaseLost, TransitionRefused) as lost:
             # Another process has the slot or its group by now.
             log.warning("%s: %s", self.claim.record_id, lost)
+            self._count(AttemptEvent.LOST)
             if self.started is not None:
                 await asyncio.wait({self.started})  # a Record that is being stored arrives first
             await self.records.disown(self.claim.record_id)
@@ -130,6 +136,7 @@ class Attempt:
             raise
         except WentSilent as silent:
             log.warning("%s: %s", self.claim.record_id, silent)
+            self._count(AttemptEvent.SILENT)
             await self._end_failed(str(silent))
             self.opens = True
             return await self.ledger.lose(self.claim, str(silent))
@@ -143,6 +150,7 @@ class Attempt:
                 return None
             message = _describe(error)
             log.warning("%s failed: %s", self.claim.record_id, message, exc_info=error)
+            self._count(AttemptEvent.FAILED)
             await self._end_failed(message)
             self.breakers.forget(self.claim)
             self.opens = True
@@ -161,6 +169,8 @@ class Attempt:
         self.breakers.sampled(self.claim)
         record = record.model_copy(update={"status": RecordStatus.SAMPLED})
         await self.records.sampled(record)
+        self._count(AttemptEvent.SAMPLED)
+        self.counts.stop_reasons[str(record.stop_reason)] += 1
         return record
 
     async def _sample(self) -> Record:
@@ -185,6 +195,7 @@ class Attempt:
 
     async def _hand_back(self, reason: str, *, outage: bool = False) -> None:
         log.info("%s %s", self.claim.record_id, reason)
+        self._count(AttemptEvent.OUTAGE if outage else AttemptEvent.HANDED_BACK)
         # The Record may not be stored yet.
         with contextlib.suppress(TransitionRefused):
             await self._end_failed(reason)
@@ -214,6 +225,7 @@ class Attempt:
         except (LeaseLost, DatabaseUnreachable, _Left):
             raise
         except HandedBack:
+            self._count(AttemptEvent.HANDED_BACK)
             await self.scorings.hand_back(self.claim)
             return None
         except (AgentUnavailable, InfrastructureFailure) as outage:
@@ -222,12 +234,14 @@ class Attempt:
                 return await self._fail_scoring(record, outage)
             reason = text_of(outage)
             log.info("%s is scored later: %s", record.id, reason)
+            self._count(AttemptEvent.SCORING_OUTAGE)
             await self.scorings.put_off(self.claim, reason, counts=False)
             return None
         except Exception as error:  # a scorer may raise anything
             return await self._fail_scoring(record, error)
         self.breakers.scored(self.claim)
         await self.records.finish(scored)
+        self._count(AttemptEvent.SCORED)
         return await self._complete(scored)
 
     async def _complete(self, record: Record) -> Task | None:
@@ -254,6 +268,7 @@ class Attempt:
     async def _fail_scoring(self, record: Record, error: Exception) -> Task | None:
         message = _describe(error)
         log.warning("%s cannot be scored: %s", record.id, message, exc_info=error)
+        self._count(AttemptEvent.SCORING_FAILED)
         if self.scorings.limit.last_try(self.claim.scoring_failures):
             return await self._quarantine(record, message)
         await self.scorings.put_off(self.claim, message, counts=True)
@@ -263,6 +278,7 @@ class Attempt:
         self.breakers.forget(self.claim)
         quarantined = {"status": RecordStatus.QUARANTINED, "error": error}
         await self.records.finish(record.model_copy(update=quarantined))
+        self._count(AttemptEvent.QUARANTINED)
         return await self.scorings.quarantine(self.claim, error)
 
     # -- both
@@ -313,6 +329,9 @@ class Attempt:
         if working.cancelled():
             raise was_cancelled(who)
         return working.result()
+
+    def _count(self, event: AttemptEvent) -> None:
+        self.counts.events[event] += 1
 
     def _stop(self, reason: Exception) -> None:
         self._stopped = reason
