@@ -73,8 +73,8 @@ class RunConfig:
     metrics_port: int | None = flag(
         None,
         "first TCP port at which the processes of this launch answer Prometheus at /metrics; each "
-        "takes the next free one and enters it in metrics_targets.json of the run's folder (0: any "
-        "free ones)",
+        "takes the next free one and enters it in output/RUN.metrics_targets.json (0: any free "
+        "ones)",
         unset="no metrics are served",
         least=0,
         most=65535,
