@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.utils import floatToGoString
 
 Values = Mapping[Any, float]
 """Values by their label, a text; by a tuple of texts, if a figure has several labels."""
@@ -55,7 +57,7 @@ class Histogram:
 
     def of(self, counts: Sequence[float], total: float) -> Metric:
         """The figure with the count of each bucket, and the sum of all values."""
-        ends = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
+        ends = [floatToGoString(bound) for bound in (*self.bounds, inf)]
         so_far, buckets = 0.0, []
         for end, count in zip(ends, counts, strict=True):
             so_far += count
