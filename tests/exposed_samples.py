@@ -26,6 +26,12 @@ class Samples:
         """The value of one sample."""
         return self._values[name, frozenset(labels.items())]
 
+    def total(self, name: str) -> float:
+        """The sum of a figure's values over all labels."""
+        values = [value for (of, _), value in self._values.items() if of == name]
+        assert values, f"no sample of {name}"
+        return sum(values)
+
     def by(self, name: str, label: str) -> dict[str, float]:
         """The values of a figure that are not 0, by a label."""
         found = {dict(key)[label]: value for (of, key), value in self._values.items() if of == name}
