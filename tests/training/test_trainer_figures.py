@@ -44,8 +44,7 @@ def test_steps_are_summed_and_the_last_one_is_shown() -> None:
 
     last = line(6, replace(STATISTICS, loss=0.25, staleness_histogram=(0, 40, 0, 0, 0, 0, 0, 0)))
     for each in (line(5), last):
-        figures.ended(each.step, each.step + 1, TIMES)
-        figures.trained(each)
+        figures.trained(each, each.step + 1)
     after = Samples.of(figures)
     assert after("agentrl_step") == 6 and after("agentrl_policy_version") == 7
     assert after("agentrl_steps_total") == 2 and after("agentrl_trained_rows_total") == 4
@@ -67,8 +66,7 @@ def test_steps_are_summed_and_the_last_one_is_shown() -> None:
 
 def test_a_step_that_left_the_weights_counts_apart() -> None:
     figures = TrainerFigures(max_steps=9)
-    figures.ended(1, 0, TIMES)
-    figures.skipped()
+    figures.skipped(1, 0, TIMES)
     after = Samples.of(figures)
     assert after("agentrl_skipped_steps_total") == 1 and after("agentrl_steps_total") == 0
     assert after("agentrl_step") == 1

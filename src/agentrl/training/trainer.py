@@ -360,11 +360,9 @@ class Trainer:
         assert self._coordinator is not None
         step, total = self._step, self._held.total_steps
         self._background.run(self._coordinator.report(step, self._version, TRAINING))
-        if self._figures is not None:
-            self._figures.ended(step, self._version, times)
         if statistics is None:
             if self._figures is not None:
-                self._figures.skipped()
+                self._figures.skipped(step, self._version, times)
             logger.error("step %d of %d left the weights as they were", step, total)
             return
         counts = self._background.run(self._coordinator.counts(step))
@@ -375,7 +373,7 @@ class Trainer:
         )  # fmt: skip
         metrics.write(line)
         if self._figures is not None:
-            self._figures.trained(line)
+            self._figures.trained(line, self._version)
         self._background.run(self._coordinator.keep_metrics(step, asdict(line)))
         logger.info(
             "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",

@@ -94,8 +94,25 @@ class TrainerFigures(Collector):
     _staleness: list[int] = field(default_factory=lambda: [0] * STALENESS_BUCKETS)
     _staleness_sum: float = 0.0
 
-    def ended(self, step: int, version: int, times: StepTimes) -> None:
-        """A step has ended, after these times."""
+    def skipped(self, step: int, version: int, times: StepTimes) -> None:
+        """A step has left the weights as they were. `version`: the newest published one."""
+        self._skipped += 1
+        self._count(step, version, times)
+
+    def trained(self, line: StepMetrics, version: int) -> None:
+        """A step has changed the weights. `version`: the newest published one."""
+        self._last = line
+        self._steps += 1
+        self._tokens += line.n_train_tokens
+        self._rows += line.n_rows
+        self._staleness = [
+            before + came
+            for before, came in zip(self._staleness, line.staleness_histogram, strict=True)
+        ]
+        self._staleness_sum += line.staleness_mean * line.n_train_tokens
+        self._count(line.step, version, line)
+
+    def _count(self, step: int, version: int, times: StepTimes) -> None:
         self.step, self.version = step, version
         phases = {
             "wait": times.wait_seconds,
@@ -106,22 +123,6 @@ class TrainerFigures(Collector):
         phases["other"] = max(0.0, times.step_seconds - sum(phases.values()))
         self._phases = self._phases + Counts(phases)  # a new one: another thread reads the old
         self._ended = time.time()
-
-    def skipped(self) -> None:
-        """The step left the weights as they were."""
-        self._skipped += 1
-
-    def trained(self, line: StepMetrics) -> None:
-        """The step changed the weights."""
-        self._last = line
-        self._steps += 1
-        self._tokens += line.n_train_tokens
-        self._rows += line.n_rows
-        self._staleness = [
-            before + came
-            for before, came in zip(self._staleness, line.staleness_histogram, strict=True)
-        ]
-        self._staleness_sum += line.staleness_mean * line.n_train_tokens
 
     def collect(self) -> Iterator[Metric]:
         """All figures with their present values."""
