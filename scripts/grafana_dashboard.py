@@ -41,6 +41,14 @@ def rate(counter: str, *labels: str) -> str:
     return by(f"rate({counter}{{{RUN}}}[$__rate_interval])", *labels)
 
 
+def of_service(figure: str) -> str:
+    """A figure of the services of the chosen runs.
+
+    A Prometheus before version 3 asks for OpenMetrics, in which prometheus_client writes `sglang_`.
+    """
+    return f'{{__name__=~"sglang[:_]{figure}", {RUN}}}'
+
+
 def of_run(gauge: str, matcher: str = "") -> str:
     """A gauge of the chosen runs."""
     return f"{gauge}{{{', '.join(filter(None, (RUN, matcher)))}}}"
@@ -58,6 +66,7 @@ def share(part: str, whole: str) -> str:
 
 
 OPEN = f"max by (run, dependency) ({of_run('agentrl_breaker_open')})"
+GENERATED = f"rate({of_service('generation_tokens_total')}[$__rate_interval])"
 AGE, OLDEST = "agentrl_attempt_age_seconds", 'of="oldest"'
 
 STATS = (
@@ -227,22 +236,22 @@ ROWS: dict[str, Sequence[Panel]] = {
             "Requests",
             "That generate, and that wait.",
             {
-                "{{process}} running": of_run("sglang:num_running_reqs"),
-                "{{process}} waiting": of_run("sglang:num_queue_reqs"),
+                "{{process}} running": of_service("num_running_reqs"),
+                "{{process}} waiting": of_service("num_queue_reqs"),
             },
         ),
         Panel(
             "Generated tokens per second",
             "By service.",
-            {"{{process}}": rate("sglang:generation_tokens_total", "process")},
+            {"{{process}}": by(GENERATED, "process")},
             PER_S,
         ),
         Panel(
             "Cache",
             "Share in use, and share of prompt tokens found there.",
             {
-                "{{process}} in use": of_run("sglang:token_usage"),
-                "{{process}} hits": of_run("sglang:cache_hit_rate"),
+                "{{process}} in use": of_service("token_usage"),
+                "{{process}} hits": of_service("cache_hit_rate"),
             },
             SHARE,
         ),

@@ -24,6 +24,8 @@ PAGE = REPOSITORY / "docs/guides/metrics.md"
 _MODULES = (sampler_figures, trainer_figures, ledger_figures, gateway_figures, engine_figures)
 # Of prometheus_client's collector of processes, and of Prometheus itself.
 _OTHERS = {"process_cpu_seconds_total", "process_resident_memory_bytes", "up"}
+# How a query names a figure of services: scripts/grafana_dashboard.py says why.
+_OF_SERVICE = re.compile(r'\{__name__=~"sglang\[:_\]([a-z_]+)", ')
 _NAME = re.compile(r"\b(?:agentrl_|sglang:|process_)[a-z_0-9]+|\bup\b")
 
 
@@ -54,10 +56,15 @@ def panels() -> Iterator[dict[str, Any]]:
             yield panel
 
 
+def plain(expression: str) -> str:
+    """The expression, with figures of services named as others are."""
+    return _OF_SERVICE.sub(r"sglang:\1{", expression)
+
+
 def expressions() -> dict[str, str]:
     """Those of the dashboard and of the alerts, by where they stand."""
     found = {
-        f"{panel['title']} {target['refId']}": target["expr"]
+        f"{panel['title']} {target['refId']}": plain(target["expr"])
         for panel in panels()
         for target in panel["targets"]
     }
@@ -93,7 +100,7 @@ def test_the_dashboard_is_what_its_script_writes() -> None:
 def test_legends_name_labels_that_their_expression_keeps() -> None:
     for panel in panels():
         for target in panel["targets"]:
-            expression = target["expr"]
+            expression = plain(target["expr"])
             labels = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
             kept = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", expression))))
             if not kept:  # nothing is summed: those of the figure and of its target
