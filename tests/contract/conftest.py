@@ -178,7 +178,7 @@ def reference(distribution: Callable[..., torch.Tensor]) -> Callable[..., list[f
 @pytest.fixture(scope="session")
 def service(start_service: Callable[..., Service]) -> Service:
     """The service that most tests share; it is idle, its weights may be any."""
-    return start_service()
+    return start_service("--enable_metrics")
 
 
 @pytest.fixture

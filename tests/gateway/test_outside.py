@@ -1,6 +1,7 @@
 """Programs from outside: they ask a gateway for tasks, and the gateway may be killed."""
 
 import asyncio
+import json
 import signal
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import openai
 import pytest
 from answering_service import AnsweringService
+from exposed_samples import Samples
 from outside_run import CLIENTS, OutsideRun, outside_run
 from scripted_run import until
 
@@ -34,10 +37,27 @@ async def run(
         return f"answer {next(said)}{END}"
 
     async with AnsweringService(demo_renderer, answer).running() as service:
-        flags = ("--session_idle", "60", "--lease_seconds", "20", "--max_staleness", "9")
+        flags = (
+            "--session_idle", "60", "--lease_seconds", "20", "--max_staleness", "9",
+            "--metrics_port", "0", "--output_dir", str(tmp_path / "run"),
+        )  # fmt: skip
         log = tmp_path / "gateway.log"
         async with outside_run(database, mongod.url, service, log, *flags) as run:
             yield run
+
+
+async def _has_figures_of(run: OutsideRun) -> None:
+    """One session is open, the other was finished after a turn and a reward."""
+    [target] = json.loads((run.log.parent / "run.metrics_targets.json").read_text())
+    assert target["labels"]["process"] == "gateway"
+    url = f"http://{target['targets'][0]}/metrics"
+    async with aiohttp.ClientSession() as http, http.get(url) as response:
+        figures = Samples(await response.text())
+    assert figures("agentrl_gateway_sessions") == figures("agentrl_attempts", step="sample") == 1
+    assert figures("agentrl_gateway_waiting_clients") == 0
+    for route in ("/v1/chat/completions", "/reward", "/finish"):
+        assert figures("agentrl_gateway_requests_total", route=route, status="200") == 1
+    assert figures.total("agentrl_turns_total") == 1
 
 
 def client(run: OutsideRun, claimed: dict[str, Any], retries: int = 0) -> openai.AsyncOpenAI:
@@ -71,6 +91,7 @@ async def test_tasks_are_claimed_by_demand_worked_on_and_scored(run: OutsideRun)
     # The other rollout of the group, without a reward of its own: its task's scorer decides.
     status, second = await run.claim(task_id=first["task"]["id"])
     assert (status, second["task"]) == (200, first["task"]) and second["key"] != first["key"]
+    await _has_figures_of(run)
     await ask(run, second, [{"role": "user", "content": question}])
     done = {"answer": first["task"]["answer"]}
     assert (await run.post(f"{second['path']}/finish", done, second["key"]))[0] == 200

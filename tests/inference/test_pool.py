@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agentrl.inference.pool import ServicePool
+from agentrl.inference.pool import RequestCounts, ServicePool
 from agentrl.inference.protocol import (
     GenerateRequest,
     RequestRejected,
@@ -60,6 +60,9 @@ async def test_a_dead_service_costs_no_request(engine, dead_url: str) -> None:
         answers = await asyncio.gather(
             *(pool.generate(request(f"d{i}"), record_id=str(i)) for i in range(6))
         )
+        assert pool.counts == RequestCounts(answered=6, unreachable=pool.counts.unreachable)
+        assert 1 <= pool.counts.unreachable <= 6
+        assert pool.outstanding == {dead_url: 0, engine.url: 0}
     assert {answer.service for answer in answers} == {engine.url}
 
 

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from agentrl.inference.client import SGLangClient
-from agentrl.inference.pool import ServicePool
+from agentrl.inference.pool import RequestCounts, ServicePool
 from agentrl.inference.protocol import (
     GenerateRequest,
     RequestTimedOut,
@@ -115,6 +115,7 @@ async def test_a_request_too_slow_at_one_service_goes_on_at_the_next(two) -> Non
         pool.request_timeout_s = 0.2
         with pytest.raises(RequestTimedOut, match=first.url):
             await pool.generate(request("alone"), record_id="r")
+        assert pool.counts == RequestCounts(answered=2, timed_out=2)
         await client.continue_()
 
 
@@ -167,6 +168,7 @@ async def test_a_service_that_aborts_everything_is_told_of_in_the_end() -> None:
         pool.update([url])
         with pytest.raises(ServiceUnreachable, match="was aborted"):
             await pool.generate(request("never"), record_id="r")
+        assert pool.counts == RequestCounts(aborted=asked)
     assert 1 < asked < 20
 
 

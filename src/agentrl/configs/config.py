@@ -88,6 +88,20 @@ class RunConfig:
         least=1,
         belongs=FlagClass.TRAINING,
     )
+    metrics_port: int | None = flag(
+        None,
+        "first TCP port at which the processes of this launch answer Prometheus at /metrics; each "
+        "takes the next free one and enters it in output/RUN.metrics_targets.json (0: any free "
+        "ones)",
+        unset="no metrics are served",
+        least=0,
+        most=65535,
+    )
+    metrics_host: str = flag(
+        "127.0.0.1",
+        "address on which --metrics_port is opened; others than loopback show the metrics to "
+        "whoever reaches them",
+    )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,9 @@ Flags = dict[str, Any]  # values by the flags' names, without dashes
 
 
 # Flags that apply to one launch and not to the run.
-_OF_THIS_START = {*flags_named("change_data", "resume_from_checkpoint")}
+_OF_THIS_START = {
+    *flags_named("change_data", "resume_from_checkpoint", "metrics_port", "metrics_host")
+}
 # Flags that are not stored, in addition to secrets. A database does not hold its own address.
 _NOT_STORED = {*flags_named("db_connection_string"), *_OF_THIS_START}
 # Files and folders. They are stored as absolute paths; another machine may have them elsewhere.

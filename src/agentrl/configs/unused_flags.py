@@ -17,6 +17,7 @@ _SWITCHES: Mapping[str, tuple[str, ...]] = {
     "agent_sandbox": ("agent_sandbox_folders",),
     "fork_turns": ("fork_at", "forks"),
     "otlp_endpoint": ("trace_rate", "trace_failed_only"),
+    "metrics_port": ("metrics_host",),
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
     "rollout_rs": ("rollout_rs_threshold", "rollout_rs_threshold_lower"),
     "importance_weight_cap_ratio": ("out_of_date_decay",),

@@ -606,6 +606,10 @@ def serve_parser() -> Parser:
         help="compute the output head in float32, as a trainer with --fp32_head does",
     )  # fmt: skip
     flag(
+        "--enable_metrics", action="store_true",
+        help="answer Prometheus at /metrics of the service's port, without a key",
+    )  # fmt: skip
+    flag(
         "--context_length", metavar="N", type=int,
         help="largest number of tokens of a prompt with its output (default: the model's)",
     )  # fmt: skip

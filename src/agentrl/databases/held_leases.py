@@ -33,6 +33,13 @@ class HeldLeases:
         """The number of Records in progress."""
         return len(self._until)
 
+    def shortest(self) -> float | None:
+        """Seconds until the first lease ends, unless a heartbeat extends it; None without leases.
+
+        Negative if it may have ended.
+        """
+        return min(self._until.values()) - self._clock() if self._until else None
+
     def begin(self, records: Collection[str], asked: float) -> None:
         """The slots of these Records were claimed."""
         self._until.update(dict.fromkeys(records, asked + self._lease_seconds))

@@ -39,6 +39,7 @@ from agentrl.databases.row_parts import divide
 from agentrl.databases.storable import LARGEST_BYTES, brief, made_storable
 from agentrl.databases.tasks import Claim
 from agentrl.databases.transitions import TransitionRefused, change_records, record_change
+from agentrl.databases.turn_counts import TurnCounts
 
 # Fields of a Record that never change after its start.
 _FIXED = frozenset(
@@ -94,10 +95,12 @@ class RecordLedger:
 
     `leases`: the Records that this process may write; claims and heartbeats update it. Methods that
     need a lease raise `LeaseLost` and write nothing if the lease is gone. `pace`: of its writes.
+    `counts`: what its turns come to.
     """
 
     def __init__(self, database: RunDatabase, lease_seconds: float) -> None:
         self.leases = HeldLeases(lease_seconds)
+        self.counts = TurnCounts()
         self._database = database
         self.pace = Pace(self.leases.count)
         self._records = GroupCommit(database.records, self.pace)
@@ -124,6 +127,7 @@ class RecordLedger:
         writes = await _storable_insertions([turn])
         awaited = turn.request is not None
         await self._write_held([turn.record_id], self._turns, writes, at_once=awaited)
+        self.counts.add(turn)
 
     async def keep_tools(self, tool_list: str, schemas: str) -> None:
         """Store a list of tools, once. `schemas`: as `ToolList` has them."""

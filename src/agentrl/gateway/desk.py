@@ -90,6 +90,11 @@ class Desk:
                 self._clients.remove(client)
 
     @property
+    def n_waiting(self) -> int:
+        """How many clients wait."""
+        return len(self._clients)
+
+    @property
     def is_in_use(self) -> bool:
         """Whether a client waits, or did a short time ago."""
         return bool(self._clients) or time.monotonic() - self._asked_at < _RECENT_S

@@ -9,6 +9,7 @@ has them (`outside.py`, `sessions.py`).
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from agentrl.access import require_key
 from agentrl.configs import Config, ConfigError
@@ -24,6 +25,9 @@ from agentrl.rollout.agents import OUTSIDE
 from agentrl.rollout.scheduling.joining import join
 from agentrl.rollout.scheduling.process_end import ProcessEnd, run_to_its_end
 from agentrl.rollout.scheduling.worker import sample, set_up_log
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +60,10 @@ async def _serve(argv: Sequence[str]) -> None:
         async with gateway.running(host, port, TasksApi(gateway, desk, key).add_to):
             log.info("gateway of run %s at %s", run, gateway.url)
             try:
-                await sample(config, end=end, demand=desk)
+                await sample(
+                    config, end=end, demand=desk, process="gateway",
+                    figures=lambda: _figures(gateway, desk),
+                )  # fmt: skip
             finally:
                 if desk.is_over and desk.is_in_use:
                     await asyncio.sleep(_TELL_S)
@@ -66,6 +73,13 @@ async def _serve(argv: Sequence[str]) -> None:
         raise ConfigError(
             f"--gateway_port {port}: {error.strerror or error}; give a port that is free on {host}"
         ) from None
+
+
+def _figures(gateway: Gateway, desk: Desk) -> "Collector":
+    # Here: without --metrics_port nothing of it is loaded.
+    from agentrl.gateway.gateway_figures import GatewayFigures
+
+    return GatewayFigures(gateway, desk)
 
 
 async def _secret(config: Config) -> str:

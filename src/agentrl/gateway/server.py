@@ -9,6 +9,7 @@ Each request shows the session's key, as a bearer token or as `x-api-key`.
 
 import hashlib
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -44,6 +45,7 @@ from agentrl.rollout.llm.endpoint import ContextFull, EndpointRefused
 
 _LARGEST_BODY = 64 * 2**20
 _SHUTDOWN_S = 1.0  # for requests that are being answered
+_PREFIXES = ("/s/{session}", "/sessions/{session}")
 _ALIVE_S = 10.0  # between signs of life of a stream whose answer is not there yet
 _Handler = Callable[[Session, web.Request], Awaitable[web.StreamResponse]]
 _Route = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -63,7 +65,8 @@ class Refused(Exception):
 
 
 class Gateway:
-    """The sessions of a process. `url`, `port`: of the server.
+    """The sessions of a process. `url`, `port`: of the server. `answered`: requests by route and
+    status.
 
     `keys`: of its sessions. `settle`: waits until a session, by its id, is there again that an
     earlier process has left. `run_is_over`: whether the run is finished.
@@ -82,6 +85,12 @@ class Gateway:
         self._settle = settle
         self._run_is_over = run_is_over
         self._sessions: dict[str, Session] = {}
+        self.answered: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def n_sessions(self) -> int:
+        """How many sessions there are."""
+        return len(self._sessions)
 
     @asynccontextmanager
     async def running(
@@ -130,7 +139,7 @@ class Gateway:
                 del self._sessions[session.id]
 
     def _app(self) -> web.Application:
-        app = web.Application(client_max_size=_LARGEST_BODY)
+        app = web.Application(client_max_size=_LARGEST_BODY, middlewares=[self._count])
         routes: list[tuple[str, str, _Handler, _Refusal]] = [
             ("POST", "/v1/chat/completions", self._chat, openai_chat.error),
             ("POST", "/v1/responses", self._responses, openai_chat.error),
@@ -144,12 +153,26 @@ class Gateway:
             ("POST", "/finish", self._finish, openai_chat.error),
             ("POST", "/fail", self._fail, openai_chat.error),
         ]
-        for prefix in ("/s/{session}", "/sessions/{session}", ""):
+        for prefix in (*_PREFIXES, ""):
             for method, path, handler, refusal in routes:
                 app.router.add_route(method, prefix + path, self.of_session(handler, refusal))
         # Its name in AReaL, whose harnesses have the server itself as their base URL.
         app.router.add_post("/chat/completions", self.of_session(self._chat, openai_chat.error))
         return app
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: _Route) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        route = "(none)" if resource is None else resource.canonical
+        for prefix in _PREFIXES:
+            route = route.removeprefix(prefix)
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            self.answered[route, str(error.status)] += 1
+            raise
+        self.answered[route, str(response.status)] += 1
+        return response
 
     def of_session(self, handler: _Handler, refusal: _Refusal) -> _Route:
         """The handler of a route of a session, which the request's key or path names."""

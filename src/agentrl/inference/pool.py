@@ -61,6 +61,21 @@ class _Member:
 
 
 @dataclass(slots=True)
+class RequestCounts:
+    """Requests of a pool since its start.
+
+    answered: requests that ended with an answer
+    unreachable, timed_out, aborted: times that a service failed a request, which then went on at
+        another one or was given up
+    """
+
+    answered: int = 0
+    unreachable: int = 0
+    timed_out: int = 0
+    aborted: int = 0
+
+
+@dataclass(slots=True)
 class ServicePool:
     """Sends requests to the service with the fewest outstanding tokens.
 
@@ -80,6 +95,7 @@ class ServicePool:
     request_timeout_s: float = 600.0
     patience_s: float = 60.0
     silence_s: float = 10.0
+    counts: RequestCounts = field(default_factory=RequestCounts, init=False)
     _members: dict[str, _Member] = field(default_factory=dict, init=False)
     _sticky: OrderedDict[str, str] = field(default_factory=OrderedDict, init=False)
     _session: aiohttp.ClientSession | None = field(default=None, init=False)
@@ -132,6 +148,11 @@ class ServicePool:
     def up(self) -> list[str]:
         """The URLs of the services that are up."""
         return [url for url, member in self._members.items() if member.up]
+
+    @property
+    def outstanding(self) -> dict[str, int]:
+        """By URL, the tokens of the requests in flight: their prompts and largest outputs."""
+        return {url: member.outstanding for url, member in self._members.items()}
 
     @property
     def outage(self) -> ServiceUnreachable | None:
@@ -197,11 +218,13 @@ class ServicePool:
                 await member.engine.extend(building, timeout_s=self.request_timeout_s)
                 aborted_by = member
             except ServiceUnreachable as error:
+                self.counts.unreachable += 1
                 self._mark_down(member, error)
                 failing_since = failing_since or time.monotonic()
                 if time.monotonic() - failing_since > self.patience_s:
                     raise  # the service reports ready but fails
             except RequestTimedOut as error:
+                self.counts.timed_out += 1
                 too_slow[member.engine.url] = error
             except PromptTooLong:
                 if not building.ids:
@@ -213,7 +236,9 @@ class ServicePool:
             if len(building.ids) > had:
                 progressed, retry_s, failing_since = time.monotonic(), _FIRST_RETRY_S, None
             if building.ending is not None:
+                self.counts.answered += 1
                 return building.generation(member.engine.url, time.monotonic() - began)
+            self.counts.aborted += aborted_by is not None
             if aborted_by is not None and len(building.ids) == had:
                 if time.monotonic() - progressed > self.patience_s:
                     raise ServiceUnreachable(

@@ -43,6 +43,7 @@ class SGLangConfig:
     memory_fraction: share of each GPU's memory for weights and cache
     memory_saver: whether the server can release that memory while unused (`inference.memory`)
     fp32_head: whether the head computes in float32, whatever `dtype` is
+    enable_metrics: whether /metrics answers Prometheus, to everyone who reaches the port
     api_key: key that clients must show
 
     Raises `KeyNeeded` without a key if other machines reach `host`.
@@ -63,6 +64,7 @@ class SGLangConfig:
     memory_fraction: float | None = None
     memory_saver: bool = False
     fp32_head: bool = False
+    enable_metrics: bool = False
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +102,8 @@ def sglang_command(config: SGLangConfig) -> list[str]:
         command += ["--mem-fraction-static", str(config.memory_fraction)]
     if config.fp32_head:
         command.append("--enable-fp32-lm-head")
+    if config.enable_metrics:
+        command.append("--enable-metrics")
     if config.memory_saver:
         # A copy of the weights in host memory restores them even if the next update fails.
         command += ["--enable-memory-saver", "--enable-weights-cpu-backup"]

@@ -266,7 +266,7 @@ async def _tasks_done(database: RunDatabase, tasks: TaskFileOf, epoch: int) -> s
 
 async def _sample_one(config: Config, epoch: int, endpoint: AgentModel | None) -> None:
     try:
-        await sample(config, evaluation=epoch, endpoint=endpoint)
+        await sample(config, evaluation=epoch, endpoint=endpoint, process="evaluation")
     finally:
         # They would tell a sampler to stop that has ended.
         for number in stop_signals():

@@ -6,8 +6,15 @@ import shutil
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    ExitStack,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
+from urllib.parse import urlsplit
 
 from pymongo.errors import PyMongoError
 from rich.console import Console
@@ -150,7 +157,8 @@ class Launch:
             database = await self._open_database()
             if self._record is not None:
                 self._save(self._record)
-            outcome = await self._train(database)
+            async with self._exposed(database):
+                outcome = await self._train(database)
             if outcome.status == 0 and self._record is not None:
                 await self._report(database)
                 if self._snapshot.attempts.most_failed:
@@ -178,6 +186,28 @@ class Launch:
         # Only now: the trainer may have saved a checkpoint when it was stopped.
         print_lines(self._console, last_lines_of(outcome, self._saved))
         return outcome.status
+
+    def _exposed(self, database: RunDatabase) -> AbstractAsyncContextManager[object]:
+        """Serve the ledger's figures, if `--metrics_port` asks for it, and announce services.
+
+        The first machine of a run does: further ones only announce theirs.
+        """
+        config = self._stack.config
+        if config.run.metrics_port is None:
+            return nullcontext()
+        # Here: without the flag nothing of it is loaded.
+        from agentrl.launcher.ledger_figures import LedgerFigures
+        from agentrl.metrics.exposure import exposed
+        from agentrl.metrics.targets import announced
+
+        urls = service_urls(self._stack, self._addresses)
+        services = {f"service-{number}": urlsplit(url).netloc for number, url in enumerate(urls)}
+        if self._record is None:
+            only_services = AsyncExitStack()
+            only_services.enter_context(announced(config, services))
+            return only_services
+        ledger = LedgerFigures(database)
+        return exposed(config, "ledger", [ledger], refresh=ledger.refresh, beside=services)
 
     def _hold_port(self) -> int:
         return self._ports.enter_context(HeldPort()).number

@@ -21,6 +21,7 @@ from agentrl.databases.documents import HANDED_BACK, Run, SlotStatus, Split, Tas
 from agentrl.databases.outcomes import attempt_end, latest_groups
 from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.runs import TRAINING, load_run
+from agentrl.databases.server_time import server_time
 from agentrl.databases.services import live_services
 from agentrl.databases.success import SUCCESS_SCORE, Evaluating, Evaluations, HeldOut, success_curve
 from agentrl.databases.transitions import ENDED_TASKS
@@ -141,7 +142,7 @@ class ProgressReader:
         if success is not None:
             self._history[step] = success
         max_steps = run.max_steps if run and run.max_steps else None
-        now = await self._server_time()
+        now = await server_time(self._database)
         # Earlier launches do not count: their failures may be fixed now.
         tally = self._tally = self._tally or AttemptTally(self._database, now)
         began = tally.since
@@ -227,14 +228,6 @@ class ProgressReader:
         groups = [group async for group in cursor]
         silent = sum(group["rollouts"] for group in groups if not group["lives"])
         return {group["_id"] for group in groups if group["lives"]}, silent
-
-    async def _server_time(self) -> datetime:
-        """The time of the database's clock, which the records have; ours may differ."""
-        database = self._database.database
-        # Commands decode times without a zone unless told otherwise, unlike queries.
-        answer = await database.command("hello", codec_options=database.codec_options)
-        now: datetime = answer["localTime"]
-        return now
 
 
 def _is_handed_back(record: Mapping[str, Any]) -> bool:

@@ -112,6 +112,7 @@ def engine_config(arguments: Namespace) -> EngineConfig:
         seed=arguments.seed,
         memory_fraction=arguments.inf_mem_ratio,
         fp32_head=arguments.fp32_head,
+        enable_metrics=arguments.enable_metrics,
         api_key=_key(arguments),
     )
 
@@ -159,6 +160,7 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
         memory_fraction=arguments.inf_mem_ratio,
         memory_saver=arguments.memory_saver,
         fp32_head=arguments.fp32_head,
+        enable_metrics=arguments.enable_metrics,
         api_key=key,
     )
 

@@ -62,6 +62,7 @@ def service_part(
             *key,
             *engine,
             *(["--fp32_head"] if config.compute.fp32_head else []),
+            *(["--enable_metrics"] if config.run.metrics_port is not None else []),
         ),
         log=LOGS / f"{config.run.run_name}_serve{f'-{machine}' if machine else ''}{suffix}.log",
         environment={

@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from types import FrameType
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -88,6 +88,9 @@ from agentrl.training.step.learner import Learner
 from agentrl.training.step.statistics import StepStatistics
 
 logger = logging.getLogger(__name__)
+
+if TYPE_CHECKING:
+    from agentrl.training.run.trainer_figures import TrainerFigures
 
 T = TypeVar("T")
 
@@ -177,6 +180,7 @@ class Trainer:
         )
         self._database = database = self._agreement.on_all(self._connect)
         self._held = self._agreement.from_main(lambda: self._take_run(database, rows_per_step))
+        self._figures = self._expose(stack)
         if config.services.inf_share_gpus:
             # Before anything is loaded: services have most of the memory.
             self._from_main(lambda coordinator: coordinator.release_gpus())
@@ -223,6 +227,15 @@ class Trainer:
         self._background.run(coordinator.enter())
         coordinator.run_beside(self._background)
         return held
+
+    def _expose(self, stack: ExitStack) -> "TrainerFigures | None":
+        """Serve figures, if `--metrics_port` asks for it. Rank 0 does."""
+        if self._coordinator is None or self._config.run.metrics_port is None:
+            return None
+        # Here: without the flag nothing of it is loaded.
+        from agentrl.training.run.trainer_figures import expose
+
+        return expose(self._config, self._held.total_steps, self._background, stack)
 
     def run(self) -> None:
         """Train from the checkpoint or the start weights to the end of the run or to a signal."""
@@ -360,6 +373,8 @@ class Trainer:
         step, total = self._step, self._held.total_steps
         self._background.run(self._coordinator.report(step, self._version, TRAINING))
         if statistics is None:
+            if self._figures is not None:
+                self._figures.skipped(step, self._version, times)
             logger.error("step %d of %d left the weights as they were", step, total)
             return
         counts = self._background.run(self._coordinator.counts(step))
@@ -376,6 +391,8 @@ class Trainer:
             trackers.log_rollouts(rollouts, step)
             if done := self._background.run(self._coordinator.evaluated()):
                 trackers.log_evaluation(done, step)
+        if self._figures is not None:
+            self._figures.trained(line, self._version)
         self._background.run(self._coordinator.keep_metrics(step, asdict(line)))
         logger.info(
             "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",
@@ -391,6 +408,8 @@ class Trainer:
             logger.info("going on from %s", checkpoint)
             for change in changed_flags(flat_flags(state.config), stored_flags(self._config)):
                 logger.info("%s (since step %d)", change, state.step)
+        if self._figures is not None:
+            self._figures.step = self._step
         # The first publication increments the version.
         self._version = self._agreement.from_main(self._start) - 1
 

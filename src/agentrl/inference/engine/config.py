@@ -34,6 +34,7 @@ class EngineConfig:
     seed: for requests that have none
     num_threads: None keeps torch's number
     fp32_head: whether the head computes in float32, whatever `dtype` is
+    enable_metrics: whether /metrics answers Prometheus, to everyone who reaches the port
     api_key: key that clients must show
 
     Raises `KeyNeeded` without a key if other machines reach `host`.
@@ -53,6 +54,7 @@ class EngineConfig:
     seed: int = 0
     num_threads: int | None = None
     fp32_head: bool = False
+    enable_metrics: bool = False
     api_key: str | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:

@@ -31,6 +31,7 @@ class Counters:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     generated_tokens: int = 0
+    requests: int = 0  # that have ended
     steps: int = 0
 
 
@@ -303,6 +304,7 @@ class Scheduler:
     def _end(self, request: LiveRequest, finish: Finish) -> None:
         request.finish = finish
         self._live.pop(request.rid, None)
+        self.counters.requests += 1
         request.on_finish(request)
 
 

@@ -34,7 +34,8 @@ log = logging.getLogger(__name__)
 
 _HEALTH_TIMEOUT_S = 20.0
 _LARGEST_BODY = 256 * 2**20
-_OPEN_TO_ALL = ("/health", "/ready")  # path prefixes that need no key, as in SGLang: for probes
+# Path prefixes that need no key, as in SGLang: for probes and Prometheus.
+_OPEN_TO_ALL = ("/health", "/ready", "/metrics")
 
 
 def serve(config: EngineConfig, announcement: Announcement | None = None) -> None:
@@ -113,6 +114,12 @@ class _Server:
         for method, path, handler in routes:
             app.router.add_route(method, path, handler)
         self._weights.add_to(app)
+        if self._engine.config.enable_metrics:
+            # Here: without the flag nothing of it is loaded.
+            from agentrl.inference.engine.engine_figures import EngineFigures
+            from agentrl.metrics.exposure import PATH, metrics_handler
+
+            app.router.add_get(PATH, metrics_handler([EngineFigures(self._engine)]))
         return app
 
     @web.middleware

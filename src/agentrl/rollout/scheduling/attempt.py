@@ -18,6 +18,7 @@ when to stop, the scheduler's.
 import asyncio
 import contextlib
 import logging
+import time
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from agentrl.rollout.contained import contained, was_cancelled
 from agentrl.rollout.groups.boundary import check_sampled, check_scored
 from agentrl.rollout.groups.finalise import Finaliser
 from agentrl.rollout.groups.fork_choice import fork_turns
+from agentrl.rollout.scheduling.attempt_counts import AttemptCounts, AttemptEvent
 from agentrl.rollout.scheduling.breakers import Breakers
 from agentrl.rollout.traces.ended import EndedRecord, Failure, KeptTurns
 from agentrl.rollout.traces.tracing import Tracing
@@ -75,7 +77,8 @@ class Attempt:
 
     `record`: a new Record, or the stored one of a claim to score. `make_sampler`: may take a while
     for the first agent of its kind. `started`: the write of new Records, shared by a whole claim;
-    None for a claim to score. `opens`: whether its end may allow further claims, because the group
+    None for a claim to score. `counts`: of the process. `began`: when it was claimed, by
+    `time.monotonic`. `opens`: whether its end may allow further claims, because the group
     was finalised or the slot is free again.
     """
 
@@ -90,6 +93,8 @@ class Attempt:
     breakers: Breakers
     config: SamplingConfig
     tracing: Tracing | None = None
+    counts: AttemptCounts = field(default_factory=AttemptCounts)
+    began: float = field(default_factory=time.monotonic, init=False)
     opens: bool = field(default=False, init=False)
     _sampler: AsyncSampler | None = field(default=None, init=False)
     _step: "asyncio.Task[Record] | None" = field(default=None, init=False)
@@ -120,6 +125,7 @@ class Attempt:
         except (LeaseLost, TransitionRefused) as lost:
             # Another process has the slot or its group by now.
             log.warning("%s: %s", self.claim.record_id, lost)
+            self._count(AttemptEvent.LOST)
             if self.started is not None:
                 await asyncio.wait({self.started})  # a Record that is being stored arrives first
             await self.records.disown(self.claim.record_id)
@@ -136,6 +142,7 @@ class Attempt:
             raise
         except WentSilent as silent:
             log.warning("%s: %s", self.claim.record_id, silent)
+            self._count(AttemptEvent.SILENT)
             await self._end_failed(str(silent), Failure.SILENT)
             self.opens = True
             return await self.ledger.lose(self.claim, str(silent))
@@ -149,6 +156,7 @@ class Attempt:
                 return None
             message = _describe(error)
             log.warning("%s failed: %s", self.claim.record_id, message, exc_info=error)
+            self._count(AttemptEvent.FAILED)
             outage = isinstance(error, InfrastructureFailure)
             await self._end_failed(message, Failure.INFRASTRUCTURE if outage else Failure.CODE)
             self.breakers.forget(self.claim)
@@ -166,9 +174,12 @@ class Attempt:
         assert self._sampler is not None, "what was sampled had a sampler"
         check_sampled(record, self.claim.record_id, self._sampler.n_turns)
         self.breakers.sampled(self.claim)
-        return await self.records.sampled(
+        record = await self.records.sampled(
             record.model_copy(update={"status": RecordStatus.SAMPLED})
         )
+        self._count(AttemptEvent.SAMPLED)
+        self.counts.stop_reasons[str(record.stop_reason)] += 1
+        return record
 
     async def _sample(self) -> Record:
         assert self.started is not None, f"{self.claim.record_id} is sampled already"
@@ -195,10 +206,12 @@ class Attempt:
 
     async def _hand_back(self, reason: str, failure: Failure) -> None:
         log.info("%s %s", self.claim.record_id, reason)
+        outage = failure == Failure.INFRASTRUCTURE
+        self._count(AttemptEvent.OUTAGE if outage else AttemptEvent.HANDED_BACK)
         # The Record may not be stored yet.
         with contextlib.suppress(TransitionRefused):
             await self._end_failed(reason, failure)
-        await self.ledger.release(self.claim, outage=failure == Failure.INFRASTRUCTURE)
+        await self.ledger.release(self.claim, outage=outage)
         self.opens = True
 
     async def _end_failed(self, error: str, failure: Failure) -> None:
@@ -223,6 +236,7 @@ class Attempt:
         except (LeaseLost, DatabaseUnreachable, _Left):
             raise
         except HandedBack:
+            self._count(AttemptEvent.HANDED_BACK)
             await self.scorings.hand_back(self.claim)
             return None
         except (AgentUnavailable, InfrastructureFailure) as outage:
@@ -231,12 +245,14 @@ class Attempt:
                 return await self._fail_scoring(record, outage)
             reason = text_of(outage)
             log.info("%s is scored later: %s", record.id, reason)
+            self._count(AttemptEvent.SCORING_OUTAGE)
             await self.scorings.put_off(self.claim, reason, counts=False)
             return None
         except Exception as error:  # a scorer may raise anything
             return await self._fail_scoring(record, error)
         self.breakers.scored(self.claim)
         self._ended = await self.records.finish(scored), None
+        self._count(AttemptEvent.SCORED)
         return await self._complete(scored)
 
     async def _complete(self, record: Record) -> Task | None:
@@ -265,6 +281,7 @@ class Attempt:
     async def _fail_scoring(self, record: Record, error: Exception) -> Task | None:
         message = _describe(error)
         log.warning("%s cannot be scored: %s", record.id, message, exc_info=error)
+        self._count(AttemptEvent.SCORING_FAILED)
         if self.scorings.limit.last_try(self.claim.scoring_failures):
             return await self._quarantine(record, message)
         await self.scorings.put_off(self.claim, message, counts=True)
@@ -275,6 +292,7 @@ class Attempt:
         quarantined = {"status": RecordStatus.QUARANTINED, "error": error}
         failed = await self.records.finish(record.model_copy(update=quarantined))
         self._ended = failed, Failure.SCORING
+        self._count(AttemptEvent.QUARANTINED)
         return await self.scorings.quarantine(self.claim, error)
 
     # -- both
@@ -340,6 +358,9 @@ class Attempt:
         if working.cancelled():
             raise was_cancelled(who)
         return working.result()
+
+    def _count(self, event: AttemptEvent) -> None:
+        self.counts.events[event] += 1
 
     def _stop(self, reason: Exception) -> None:
         self._stopped = reason

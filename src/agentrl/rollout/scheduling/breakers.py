@@ -126,6 +126,11 @@ class Breakers:
                 breaker.trying(now)
 
     @property
+    def known(self) -> list[Breaker]:
+        """The breakers of all dependencies that were unreachable at some time."""
+        return list(self._breakers.values())
+
+    @property
     def open(self) -> list[Breaker]:
         """The open breakers."""
         return [breaker for breaker in self._breakers.values() if breaker.is_open]

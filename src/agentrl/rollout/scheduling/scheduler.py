@@ -29,6 +29,8 @@ from agentrl.inference.protocol import ServiceLoad
 from agentrl.rollout.agents.process import Agents
 from agentrl.rollout.groups.finalise import Finaliser
 from agentrl.rollout.scheduling.attempt import Attempt
+from agentrl.rollout.scheduling.attempt_counts import AttemptCounts
+from agentrl.rollout.scheduling.breaker import Breaker
 from agentrl.rollout.scheduling.breakers import Breakers
 from agentrl.rollout.scheduling.claim_state import ClaimState, Work
 from agentrl.rollout.scheduling.concurrency import Concurrency
@@ -51,7 +53,7 @@ class SamplingScheduler:
     `evaluation`: sample this evaluation only, and end with it. `endpoint`: URL of an API that is
     asked instead of services. `demand`: who asks for attempts, if they are begun for somebody. When
     such a process is stopped, it leaves its attempts to the next one in its place. `tracing`: where
-    ended Records are traced.
+    ended Records are traced. `counts`: what became of attempts.
     """
 
     database: RunDatabase
@@ -62,6 +64,7 @@ class SamplingScheduler:
     endpoint: str | None = None
     demand: Demand | None = None
     tracing: Tracing | None = None
+    counts: AttemptCounts = field(default_factory=AttemptCounts)
     _attempts: dict[str, tuple[Attempt, asyncio.Task[None]]] = field(default_factory=dict)
     _finalising: set[asyncio.Task[None]] = field(default_factory=set)  # groups left by others
     _wake: asyncio.Event = field(default_factory=asyncio.Event)  # there may be something to do
@@ -123,6 +126,21 @@ class SamplingScheduler:
     def stopping(self) -> bool:
         """Whether `stop` was called."""
         return self._stopping
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """The attempts in progress."""
+        return [attempt for attempt, _ in self._attempts.values()]
+
+    @property
+    def limit(self) -> int:
+        """How many trajectories may be sampled at once."""
+        return self._concurrency.limit
+
+    @property
+    def breakers(self) -> list[Breaker]:
+        """The breakers of all dependencies that were unreachable at some time."""
+        return self._breakers.known
 
     async def run(self) -> None:
         """Sample until the run is finished or `stop` is called.
@@ -299,6 +317,7 @@ class SamplingScheduler:
             breakers=self._breakers,
             config=self.config.sampling,
             tracing=self.tracing,
+            counts=self.counts,
         )
         task = asyncio.create_task(attempt.run(), name=f"attempt {record.id}")
         self._attempts[record.id] = (attempt, task)
@@ -306,8 +325,7 @@ class SamplingScheduler:
 
     def _count(self, *, to_score: bool) -> int:
         """The number of attempts in progress that only score, or that sample."""
-        attempts = [attempt for attempt, _ in self._attempts.values()]
-        return sum(attempt.claim.to_score == to_score for attempt in attempts)
+        return sum(attempt.claim.to_score == to_score for attempt in self.attempts)
 
     async def _take_up(self) -> None:
         """Claim finalisations and scorings that are due: put off, or left by dead samplers.
@@ -402,14 +420,14 @@ class SamplingScheduler:
     async def _hand_back(self, reason: str) -> None:
         """Hand back all attempts in progress, and wait until this is stored."""
         self._finaliser.stop()
-        for attempt, _ in self._attempts.values():
+        for attempt in self.attempts:
             attempt.hand_back(reason)
         await asyncio.gather(*self._tasks(), *self._finalising, return_exceptions=True)
 
     async def _leave(self) -> None:
         """Stop all attempts in progress and write nothing of it."""
         self._finaliser.stop()
-        for attempt, _ in self._attempts.values():
+        for attempt in self.attempts:
             attempt.leave()
         await asyncio.gather(*self._tasks(), *self._finalising, return_exceptions=True)
 

@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from typing import TYPE_CHECKING
 
 from agentrl.configs import Config, check_traces
 from agentrl.databases.connection import connect
@@ -27,6 +29,9 @@ from agentrl.rollout.scheduling.scheduler import SamplingScheduler
 from agentrl.rollout.traces.tracing import open_tracing
 from agentrl.stop_signals import StopRequest, stop_signals
 from agentrl.tracebacks import log_to_stderr
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +58,8 @@ def set_up_log() -> None:
 
 async def _join_and_sample(argv: Sequence[str], share: ProcessShare) -> None:
     config = share.config(await join(argv))
-    await sample(config, end=ProcessEnd(asyncio.get_running_loop()))
+    end = ProcessEnd(asyncio.get_running_loop())
+    await sample(config, end=end, process=f"sampler-{share.number}")
 
 
 async def sample(
@@ -62,12 +68,14 @@ async def sample(
     end: ProcessEnd | None = None,
     endpoint: AgentModel | None = None,
     demand: Demand | None = None,
+    process: str = "sampler",
+    figures: "Callable[[], Collector] | None" = None,
 ) -> None:
     """Sample for the run of `config`, or only for the evaluation at step `evaluation`.
 
     `end`: of this process, if it does nothing else. `endpoint`: a model behind an API, which is
     asked instead of the run's services. `demand`: who asks for attempts, if they are begun for
-    somebody.
+    somebody. `process`: its name among those that serve metrics. `figures`: makes further ones.
     """
     check_traces(config.run)
     load_agents(config)
@@ -120,7 +128,8 @@ async def sample(
                 else:
                     end.on_signal(number, stop, config.sampling.drain_seconds + LET_GO_S + END_S)
             log.info("sampler %s of run %s", scheduler.owner, database.name)
-            await _run(scheduler, end)
+            async with _exposed(scheduler, process, figures):
+                await _run(scheduler, end)
     finally:
         await database.close()
 
@@ -136,3 +145,18 @@ async def _run(scheduler: SamplingScheduler, end: ProcessEnd | None) -> None:
     finally:
         if end is not None:
             end.within(END_S)
+
+
+def _exposed(
+    scheduler: SamplingScheduler, process: str, figures: "Callable[[], Collector] | None"
+) -> AbstractAsyncContextManager[object]:
+    """Serve the figures of this process, if `--metrics_port` asks for it."""
+    config, shared = scheduler.config, scheduler.agents.shared
+    if config.run.metrics_port is None:
+        return nullcontext()
+    # Here: without the flag nothing of it is loaded.
+    from agentrl.metrics.exposure import exposed
+    from agentrl.rollout.scheduling.sampler_figures import SamplerFigures
+
+    ours = SamplerFigures(scheduler, shared.pool, shared.records)
+    return exposed(config, process, [ours, *([] if figures is None else [figures()])])
