@@ -116,7 +116,9 @@ def measure_pages(client: httpx2.Client, filled: Filled, times: int) -> Result:
         "step": lambda: f"{run}/steps/{some_step()}",
         "tasks": lambda: f"{run}/tasks",
         "tasks, most learned": lambda: f"{run}/tasks?order=learned",
-        "tasks with a text": lambda: f"{run}/tasks?order=hardest&text=train-00{some_step() % 100:02}",
+        "tasks with a text": lambda: (
+            f"{run}/tasks?order=hardest&text=train-00{some_step() % 100:02}"
+        ),
         "group": lambda: f"{run}/groups/{some_record().rpartition('-t')[0]}",
         "records, newest": lambda: f"{run}/records",
         "records, worst": lambda: f"{run}/records?order=worst",
@@ -202,9 +204,12 @@ def resident_mb(pid: int, field: str = "VmHWM") -> float:
 
 def measure_large(folder: Path, filled: Filled, times: int) -> Result:
     """All figures of the large run."""
-    with viewer(folder) as (address, pid), httpx2.Client(
-        base_url=address.partition("/run/")[0], follow_redirects=True, timeout=60
-    ) as client:
+    with (
+        viewer(folder) as (address, pid),
+        httpx2.Client(
+            base_url=address.partition("/run/")[0], follow_redirects=True, timeout=60
+        ) as client,
+    ):
         at_start = resident_mb(pid)
         began = time.monotonic()
         assert client.get(address).status_code == 200

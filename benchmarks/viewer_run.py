@@ -56,7 +56,9 @@ class Filled:
     steps: int
 
 
-async def fill(source: Database[Document], url: str, name: str, folder: Path, groups: int) -> Filled:
+async def fill(
+    source: Database[Document], url: str, name: str, folder: Path, groups: int
+) -> Filled:
     """Make database `name` at `url`, and the run's folder, with so many training groups."""
     await (await connect(url, name)).close()  # which makes the indexes
     trained, held_out = _groups_of(source, "train"), _groups_of(source, "eval")
@@ -110,8 +112,11 @@ def _longer(
     longer: list[Document] = []
     length = 0
     for number in range(count):
-        turn = dict(turns[0] if number == 0 else turns[1:][(number - 1) % (len(turns) - 1)]) \
-            if len(turns) > 1 else dict(turns[0])
+        turn = (
+            dict(turns[0] if number == 0 else turns[1:][(number - 1) % (len(turns) - 1)])
+            if len(turns) > 1
+            else dict(turns[0])
+        )
         delta = unpack_ints(turn["prompt_delta_ids"]).tolist()
         delta += [delta[at % len(delta)] for at in range(added)]
         length += len(delta)

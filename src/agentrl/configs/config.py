@@ -70,6 +70,12 @@ class RunConfig:
         least=1,
         belongs=FlagClass.TRAINING,
     )
+    store_trainer_logprobs: bool = flag(
+        True,
+        "whether each step stores the trainer's logprobs of its trained tokens in their rows, "
+        "beside the sampler's",
+        belongs=FlagClass.TRAINING,
+    )
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.policies import Lineage
 from agentrl.databases.row_parts import join
-from agentrl.databases.transitions import change_rows
+from agentrl.databases.transitions import change_each_row, change_rows
 
 
 @dataclass(frozen=True)
@@ -151,35 +151,52 @@ class RowLedger:
                 return True
         return False
 
-    async def commit(self, step: int, ids: Sequence[str]) -> int:
+    async def commit(
+        self, step: int, ids: Sequence[str], logprobs: Mapping[str, bytes] | None = None
+    ) -> int:
         """Mark the rows of a done step as trained, or as ready to be trained again.
 
-        `ids`: the rows of the step. Returns how many were committed by this trainer; fewer if a
-        successor has taken some.
+        `ids`: the rows of the step. `logprobs`: the trainer's of their trained tokens, by row; they
+        are part of the mark, so a row has those of the steps that trained it and no others. Returns
+        how many were committed by this trainer; fewer if a successor has taken some.
         """
-        trained = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
-        leaves: dict[str, Any] = {"trained": {"$concatArrays": ["$trained", [trained]]}, **_UNHELD}
-        held = {"_id": {"$in": list(ids)}, **self._held(step)}
         if self._max_trained_count > 1:
-            await change_rows(
-                self._rows,
-                {**held, **self._training_is(last=False)},
-                RowStatus.READY,
-                {**leaves, "not_before": step + self._retrained_interval},
-                expected=[RowStatus.LEASED],
-                index="_id_",
-            )
-        await change_rows(
-            self._rows,
-            {**held, **self._training_is(last=True)},
-            RowStatus.TRAINED,
-            leaves,
-            index="_id_",
-        )
+            await self._mark(
+                step, ids, logprobs, RowStatus.READY, self._training_is(last=False),
+                {"not_before": step + self._retrained_interval},
+            )  # fmt: skip
+        await self._mark(step, ids, logprobs, RowStatus.TRAINED, self._training_is(last=True), {})
         by_this_step = {"$elemMatch": {"step": step, "fence": self._fence}}
         return await self._rows.count_documents(
             {"_id": {"$in": list(ids)}, "trained": by_this_step}, hint="_id_"
         )
+
+    async def _mark(
+        self,
+        step: int,
+        ids: Sequence[str],
+        logprobs: Mapping[str, bytes] | None,
+        to: RowStatus,
+        training: dict[str, Any],
+        fields: dict[str, Any],
+    ) -> None:
+        """Add the mark of a done step to the rows of `ids` whose training is such, and free them.
+
+        A row without logprobs is marked by one command together with the others.
+        """
+        by = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
+        own = logprobs or {}
+
+        def leaving(mark: dict[str, Any]) -> dict[str, Any]:
+            return {"trained": {"$concatArrays": ["$trained", [mark]]}, **_UNHELD, **fields}
+
+        held = {**self._held(step), **training}
+        expected = [RowStatus.LEASED]
+        each = {row: leaving({**by, "logprobs": own[row]}) for row in ids if row in own}
+        await change_each_row(self._rows, held, to, each, expected=expected)
+        if len(each) < len(ids):
+            others = {"_id": {"$in": [row for row in ids if row not in own]}, **held}
+            await change_rows(self._rows, others, to, leaving(by), expected=expected, index="_id_")
 
     async def ready(self, limit: int) -> int:
         """The number of ready rows of this data set, at most `limit`."""

@@ -9,15 +9,15 @@ from agentrl.databases.documents import InferenceService, Run
 from agentrl.databases.failed_tasks import count_failed_tasks
 from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.runs import load_run
-from agentrl.launcher.progress import Metrics, ProgressReader, Snapshot
+from agentrl.launcher.progress import Metrics, Snapshot
 from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.launcher.success import success_curve
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
-from agentrl.viewer.steps import read_steps
+from agentrl.viewer.steps import read_steps, thinned
 
 _SHOWN_EVALUATIONS = 20
-_MOST_STEPS = 500  # points of the curve of success
+_MOST_STEPS = 500  # points of a curve
 _PHASES = (
     ("wait_seconds", "waiting for rows"), ("train_seconds", "training"),
     ("publish_seconds", "publishing"), ("save_seconds", "saving"),
@@ -55,7 +55,7 @@ class RunPage:
 async def read_run_page(place: Place) -> RunPage:
     """Read it, with some twenty small queries."""
     database = place.database
-    snapshot = await ProgressReader(database, place.folder).read()
+    snapshot = await place.progress.read()
     run = await load_run(database)
     services = [InferenceService.from_mongo(found) async for found in database.services.find()]
     return RunPage(
@@ -66,7 +66,7 @@ async def read_run_page(place: Place) -> RunPage:
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
         flags=dict(run.flags or {}) if run else {},
-        evaluations=await _evaluations(place),
+        evaluations=await place.kept.get("evaluations", lambda: _evaluations(place)),
     )
 
 
@@ -83,7 +83,7 @@ async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
 
 async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:
     """Success first, then the trainer's figures."""
-    curve = await success_curve(place.database, _MOST_STEPS)
+    curve = await place.kept.get("curve", lambda: success_curve(place.database, _MOST_STEPS))
     held_out = {each.step: each.success for each in snapshot.held_out}
     steps = sorted({*(point.step for point in curve), *held_out})
     of_step = {point.step: point for point in curve}
@@ -95,7 +95,7 @@ async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:
             ("held-out tasks", [held_out.get(s) for s in steps]),
         ],
     )
-    return [success, *_trainer_charts(await read_steps(place))]
+    return [success, *_trainer_charts(thinned(await read_steps(place), _MOST_STEPS))]
 
 
 def _trainer_charts(metrics: Sequence[Metrics]) -> list[Chart]:

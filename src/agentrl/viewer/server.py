@@ -30,7 +30,7 @@ from agentrl.viewer.notes import write_note
 from agentrl.viewer.places import Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
-from agentrl.viewer.shown import FILTERS
+from agentrl.viewer.shown import FILTERS, WORKING
 from agentrl.viewer.step_page import read_step_page
 from agentrl.viewer.trajectory_page import read_tokens, read_trajectory_page
 
@@ -63,7 +63,7 @@ class Viewer:
             lstrip_blocks=True,
         )
         self._pages.filters.update(FILTERS)
-        self._pages.globals.update(version=__version__, href=_href)
+        self._pages.globals.update(version=__version__, href=_href, working=WORKING)
 
     @asynccontextmanager
     async def running(self, host: str, port: int) -> AsyncIterator[int]:

@@ -1,12 +1,15 @@
 """Numbers, times and texts as people read them: the filters of the templates."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from urllib.parse import urlencode
 
 from agentrl.launcher.runs import age
 from agentrl.launcher.view import duration
 
 _NONE = "–"
+WORKING = ("training", "evaluating", "sampling", "starting", "created")  # of a run: its pages move
 
 
 def number(value: float | None, form: str = ".3g") -> str:
@@ -48,6 +51,11 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
+def query(fields: Mapping[str, str], **changed: str) -> str:
+    """The query of an address with these fields, some of them changed."""
+    return urlencode({**fields, **changed})
+
+
 FILTERS = {
     "number": number,
     "ago": ago,
@@ -55,4 +63,5 @@ FILTERS = {
     "folded_json": folded_json,
     "milliseconds": milliseconds,
     "duration": duration,
+    "query": query,
 }

@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from agentrl.databases.arrays import unpack_floats, unpack_ints
 from agentrl.databases.documents import DBRecordData, DispatchedSamplingTask
+from agentrl.databases.trained_logprobs import trained_places, trainer_logprobs
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.groups.row_building import replay
 
@@ -25,8 +27,9 @@ class TurnTokens:
     """The tokens that a turn added: those of its prompt, and those that the model made.
 
     `shared`: tokens before them, which the turn shares with its parent. `texts`: of both, in order.
-    `values`: columns of the model's own tokens, by name: `logprob`, `version`, and of a row `mask`
-    and `advantage`.
+    `values`: columns of the model's own tokens, by name: `logprob`, `version`, of a row `mask` and
+    `advantage`, and of a trained one, where they are kept, the trainer's logprob `trainer` and the
+    `ratio` of its probability to the sampler's. Tokens that are not trained have none of these.
     """
 
     turn: int
@@ -37,7 +40,7 @@ class TurnTokens:
     output_ids: list[int]
     prompt_texts: list[str]
     output_texts: list[str]
-    values: dict[str, list[float]]
+    values: dict[str, list[float | None]]
 
 
 def turn_tokens(
@@ -48,7 +51,7 @@ def turn_tokens(
     found = []
     for turn in turns:
         prompt, output = unpack_ints(turn.prompt_delta_ids), unpack_ints(turn.output_ids)
-        values: dict[str, list[float]] = {
+        values: dict[str, list[float | None]] = {
             "logprob": [round(float(v), 6) for v in unpack_floats(turn.output_logprobs)],
             "version": _versions(turn.versions, len(output)),
         }
@@ -71,8 +74,8 @@ def turn_tokens(
     return found
 
 
-def _versions(spans: Sequence[VersionSpan], count: int) -> list[float]:
-    versions: list[float] = []
+def _versions(spans: Sequence[VersionSpan], count: int) -> list[float | None]:
+    versions: list[float | None] = []
     for span in spans:
         versions += [float(span.version)] * (span.end - span.start)
     return (versions + [-1.0] * count)[:count]
@@ -80,7 +83,7 @@ def _versions(spans: Sequence[VersionSpan], count: int) -> list[float]:
 
 def _values_of_row(
     turns: Sequence[DispatchedSamplingTask], row: DBRecordData
-) -> dict[int, dict[str, list[float]]] | None:
+) -> dict[int, dict[str, list[float | None]]] | None:
     """Mask and advantage of each turn's own tokens; None if the turns do not make up the row."""
     ends = np.cumsum([0, *(len(unpack_ints(turn.output_ids)) for turn in turns)])
     # The number of each token, counted from 1, in a column that a row does not use.
@@ -91,10 +94,18 @@ def _values_of_row(
     place = np.zeros(ends[-1], dtype=np.int64)
     own = np.flatnonzero(tree["staleness"])
     place[tree["staleness"][own] - 1] = own
-    columns = {"mask": row.tree["mask"], "advantage": row.tree["advantages"]}
+    columns: dict[str, NDArray[Any]] = {
+        "mask": row.tree["mask"], "advantage": row.tree["advantages"],
+    }  # fmt: skip
+    trainer = trainer_logprobs(row.tree, row.trained)
+    if trainer is not None:
+        known = np.zeros(len(row.tree), dtype=bool)
+        known[trained_places(row.tree)] = True
+        columns["trainer"] = np.where(known, trainer, np.nan)
+        columns["ratio"] = np.where(known, np.exp(trainer - row.tree["logprobs"]), np.nan)
     return {
         turn.turn: {
-            name: [round(float(v), 6) for v in values[place[start:end]]]
+            name: [None if np.isnan(v) else round(float(v), 6) for v in values[place[start:end]]]
             for name, values in columns.items()
         }
         for turn, (start, end) in zip(turns, pairwise(ends), strict=True)
