@@ -70,6 +70,9 @@ class RunConfig:
         least=1,
         belongs=FlagClass.TRAINING,
     )
+    view: bool = flag(
+        True, "whether a launch prints the address of pages about the run, and serves them"
+    )
     store_trainer_logprobs: bool = flag(
         True,
         "whether each step stores the trainer's logprobs of its trained tokens in their rows, "

@@ -2,26 +2,27 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from statistics import mean
 from typing import Any
 
-from agentrl.databases.documents import InferenceService, Run
+from agentrl.databases.documents import InferenceService, Run, Split
 from agentrl.databases.failed_tasks import count_failed_tasks
 from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.runs import load_run
 from agentrl.launcher.progress import Metrics, Snapshot
+from agentrl.launcher.run_folder import read_launch
 from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.launcher.success import success_curve
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
+from agentrl.viewer.samplers import SamplerLine, read_samplers
+from agentrl.viewer.shown import WORKING
 from agentrl.viewer.steps import read_steps, thinned
+from agentrl.viewer.timeline import PHASES
 
 _SHOWN_EVALUATIONS = 20
 _MOST_STEPS = 500  # points of a curve
-_PHASES = (
-    ("wait_seconds", "waiting for rows"), ("train_seconds", "training"),
-    ("publish_seconds", "publishing"), ("save_seconds", "saving"),
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,10 @@ class RunPage:
     n_quarantined: int
     flags: dict[str, Any]
     evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
+    samplers: list[SamplerLine]
+    seconds: float | None  # of all launches so far
+    sampled: int  # tokens so far, those of evaluations too
+    trained: int  # tokens so far
 
 
 async def read_run_page(place: Place) -> RunPage:
@@ -57,6 +62,7 @@ async def read_run_page(place: Place) -> RunPage:
     database = place.database
     snapshot = await place.progress.read()
     run = await load_run(database)
+    launch = read_launch(place.folder)
     services = [InferenceService.from_mongo(found) async for found in database.services.find()]
     return RunPage(
         run=run,
@@ -67,7 +73,25 @@ async def read_run_page(place: Place) -> RunPage:
         n_quarantined=(await count_quarantined(database)).total,
         flags=dict(run.flags or {}) if run else {},
         evaluations=await place.kept.get("evaluations", lambda: _evaluations(place)),
+        samplers=await read_samplers(place, datetime.now(UTC))
+        if snapshot.status in WORKING
+        else [],
+        seconds=launch.seconds if launch is not None else None,
+        sampled=await place.kept.get("sampled", lambda: _sampled_tokens(place)),
+        trained=sum(line["n_train_tokens"] for line in await read_steps(place)),
     )
+
+
+async def _sampled_tokens(place: Place) -> int:
+    """Generated tokens of all Records, by the index that has them."""
+    cursor = await place.database.records.aggregate(
+        [
+            {"$match": {"split": {"$in": list(Split)}}},
+            {"$group": {"_id": None, "tokens": {"$sum": "$tokens.generated"}}},
+        ],
+        hint="results",
+    )
+    return sum([group["tokens"] async for group in cursor])
 
 
 async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
@@ -116,6 +140,6 @@ def _trainer_charts(metrics: Sequence[Metrics]) -> list[Chart]:
             line["n_train_tokens"] / max(line["step_seconds"], 1e-9) for line in metrics
         ]
         charts.append(Chart("trained tokens per second", steps, [("tokens/s", rate)]))
-        phases = [(label, [line[name] for line in metrics]) for name, label in _PHASES]
+        phases = [(label, [line[name] for line in metrics]) for name, label in PHASES]
         charts.append(Chart("phases of a step", steps, phases, "s", stacked=True))
     return charts

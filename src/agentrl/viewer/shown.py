@@ -51,6 +51,14 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
+def large(value: int) -> str:
+    """A count with three digits or so: 12.3k, 4.56M."""
+    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return str(value)
+
+
 def query(fields: Mapping[str, str], **changed: str) -> str:
     """The query of an address with these fields, some of them changed."""
     return urlencode({**fields, **changed})
@@ -64,4 +72,5 @@ FILTERS = {
     "milliseconds": milliseconds,
     "duration": duration,
     "query": query,
+    "large": large,
 }

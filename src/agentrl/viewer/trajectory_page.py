@@ -1,5 +1,6 @@
 """The page of a Record: its conversation, its tokens, and why it was trained or not."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from agentrl.viewer.notes import read_note
 from agentrl.viewer.places import Place
 from agentrl.viewer.trajectory_tokens import TurnTokens, turn_tokens
 
+PROGRAM = "program"  # the agent that is a program of the user's
+
 
 @dataclass(frozen=True)
 class TrajectoryPage:
@@ -41,6 +44,7 @@ class TrajectoryPage:
     siblings: list[dict[str, Any]]
     note: Note | None
     model: str | None
+    replay: str | None  # the command that runs its program again
 
 
 async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage | None:
@@ -69,7 +73,14 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
         siblings=[each async for each in siblings.sort([("rollout", 1), ("attempt", -1)])],
         note=await read_note(database, record_id),
         model=None if model is None else str(model),
+        replay=_replay_command(place, record),
     )
+
+
+async def read_turns_of(place: Place, record_id: str) -> list[DispatchedSamplingTask]:
+    """The turns of a Record in order; none if there is no such Record."""
+    document = await place.database.records.find_one({"_id": record_id})
+    return [] if document is None else await read_turns(place.database, Record.from_mongo(document))
 
 
 async def read_tokens(place: Place, record_id: str) -> list[TurnTokens] | None:
@@ -80,6 +91,13 @@ async def read_tokens(place: Place, record_id: str) -> list[TurnTokens] | None:
     turns = await read_turns(place.database, Record.from_mongo(document))
     row = await _read_row(place, record_id)
     return turn_tokens(turns, row, await model_folder(place))
+
+
+def _replay_command(place: Place, record: Record) -> str | None:
+    """Programs are run again, answered from the ledger; agents of AgentRL's are not."""
+    if record.agent_name != PROGRAM:
+        return None
+    return shlex.join(["agentrl", "replay", place.name, record.id])
 
 
 async def model_folder(place: Place) -> Path | None:

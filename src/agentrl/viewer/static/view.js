@@ -131,6 +131,7 @@ async function refresh() {
   if (!busy) {
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (answer.ok && "reload" in main.dataset) return location.reload(); // it is there now
       if (answer.ok) {
         const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
         Idiomorph.morph(main, fresh, {
@@ -281,10 +282,15 @@ document.querySelectorAll("[role=tab]").forEach((tab) => tab.addEventListener("c
   if (tab.id === "tab-tokens") { history.replaceState(null, "", "#tokens"); showTokens(); }
   else history.replaceState(null, "", location.pathname);
 }));
-document.querySelector("[data-copy=json]")?.addEventListener("click", async (event) => {
-  const answer = await fetch(location.pathname + "/json");
-  await navigator.clipboard.writeText(await answer.text());
+addEventListener("click", async (event) => {
+  const { copy, curl, text } = event.target.dataset ?? {};
+  if (!copy && !curl && !text) return;
+  const told = event.target.textContent;
+  const path = copy ?? curl;
+  const answer = path && await fetch(`${location.pathname}/${path}`);
+  await navigator.clipboard.writeText(answer ? await answer.text() : text);
   event.target.textContent = "Copied";
+  setTimeout(() => { event.target.textContent = told; }, 1500);
 });
 
 // -- keys
