@@ -22,14 +22,15 @@ class Kept:
         self._making = asyncio.Lock()
         self._kept: dict[str, tuple[float, Any]] = {}  # until when, and the result
 
-    async def get(self, name: str, make: Callable[[], Awaitable[T]]) -> T:
-        """The result of `make`, as it was made now or some time ago."""
+    async def get(self, name: str, make: Callable[[], Awaitable[T]], at_least_s: float = 0.0) -> T:
+        """The result of `make`, as it was made now or some time ago; kept for so long at least."""
         async with self._making:
             until, result = self._kept.get(name, (0.0, None))
             began = time.monotonic()
             if began >= until:
                 result = await make()
                 took = time.monotonic() - began
-                self._kept[name] = (began + took + min(_MOST_S, took / _SHARE), result)
+                stays = max(at_least_s, min(_MOST_S, took / _SHARE))
+                self._kept[name] = (began + took + stays, result)
         kept: T = result
         return kept

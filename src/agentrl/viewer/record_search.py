@@ -19,7 +19,7 @@ from agentrl.launcher.record_filter import Filter, names_field, refused_by_mongo
 _SECONDS = 0.2  # after which no further stretch is begun
 _SECONDS_OF_TEXT = 0.7
 _STRETCH, _FIRST_OF_TEXT = 4000, 250  # Records
-_MOST_AT_ONCE = 1000  # Records that begin at one moment, and those of a page
+_MOST_AT_ONCE = 300  # Records of a page, and those that begin in the moment of its last one
 _MOMENT = {"started_at": 1}
 _SAID = ("output_text", "messages.content", "tool_calls.result")  # by model, user and tools
 
@@ -59,7 +59,9 @@ async def search(
     since: datetime | None = before
     while True:
         before = since
-        since, count = await _stretch(database, {**of_split, **_within(None, before)}, size)
+        since, count = None, 0
+        if text or conditions:
+            since, count = await _stretch(database, {**of_split, **_within(None, before)}, size)
         filters = [*wanted, {**of_split, **_within(since, before)}]
         with refused_by_mongod():
             newest = database.records.find({"$and": filters}, _MOMENT).sort("started_at", -1)

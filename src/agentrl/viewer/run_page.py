@@ -22,6 +22,7 @@ from agentrl.viewer.steps import read_steps, thinned
 from agentrl.viewer.timeline import PHASES
 
 _SHOWN_EVALUATIONS = 20
+_SLOW_S = 10.0
 _MOST_STEPS = 500  # points of a curve
 
 
@@ -40,45 +41,58 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class SlowPart:
+    """What a page that keeps itself fresh reads less often, because it changes slowly."""
+
+    services: list[InferenceService]
+    samplers: list[SamplerLine]  # of a run at work
+    n_failed: int
+    n_quarantined: int
+    evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
+    sampled: int  # tokens so far, those of evaluations too
+
+
+@dataclass(frozen=True)
 class RunPage:
-    """What the page shows."""
+    """What the page shows. `seconds`: of all launches so far; `trained`: tokens so far."""
 
     run: Run | None
     snapshot: Snapshot
     charts: list[Chart]
-    services: list[InferenceService]
-    n_failed: int
-    n_quarantined: int
+    slow: SlowPart
     flags: dict[str, Any]
-    evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
-    samplers: list[SamplerLine]
-    seconds: float | None  # of all launches so far
-    sampled: int  # tokens so far, those of evaluations too
-    trained: int  # tokens so far
+    seconds: float | None
+    trained: int
 
 
 async def read_run_page(place: Place) -> RunPage:
-    """Read it, with some twenty small queries."""
+    """Read it, with some fifteen small queries, and at times with as many more."""
     database = place.database
     snapshot = await place.progress.read()
     run = await load_run(database)
     launch = read_launch(place.folder)
-    services = [InferenceService.from_mongo(found) async for found in database.services.find()]
+    works = snapshot.status in WORKING
+    slow = await place.kept.get("slow", lambda: _slow(place, works), _SLOW_S if works else 0.0)
     return RunPage(
         run=run,
         snapshot=snapshot,
         charts=await read_charts(place, snapshot),
-        services=services,
+        slow=slow,
+        flags=dict(run.flags or {}) if run else {},
+        seconds=launch.seconds if launch is not None else None,
+        trained=sum(line["n_train_tokens"] for line in await read_steps(place)),
+    )
+
+
+async def _slow(place: Place, works: bool) -> SlowPart:
+    database = place.database
+    return SlowPart(
+        services=[InferenceService.from_mongo(found) async for found in database.services.find()],
+        samplers=await read_samplers(place, datetime.now(UTC)) if works else [],
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
-        flags=dict(run.flags or {}) if run else {},
-        evaluations=await place.kept.get("evaluations", lambda: _evaluations(place)),
-        samplers=await read_samplers(place, datetime.now(UTC))
-        if snapshot.status in WORKING
-        else [],
-        seconds=launch.seconds if launch is not None else None,
-        sampled=await place.kept.get("sampled", lambda: _sampled_tokens(place)),
-        trained=sum(line["n_train_tokens"] for line in await read_steps(place)),
+        evaluations=await _evaluations(place),
+        sampled=await _sampled_tokens(place),
     )
 
 
