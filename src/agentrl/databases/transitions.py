@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from pymongo import UpdateMany, UpdateOne
+from pymongo import UpdateMany
 from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl.databases.documents import (
@@ -250,25 +250,4 @@ async def change_rows(
         [{"$set": {**fields, "status": to}}],
         hint=index,
     )
-    return result.modified_count
-
-
-async def change_each_row(
-    rows: AsyncCollection[dict[str, Any]],
-    selection: Mapping[str, Any],
-    to: RowStatus,
-    fields: Mapping[str, Mapping[str, Expression]],
-    *,
-    expected: Collection[RowStatus] | None = None,
-) -> int:
-    """`change_rows` for rows that each get fields of their own, by id; in one command."""
-    sources = states_before(ROW_TRANSITIONS, to, expected)
-    fitting = {"$and": [{"status": {"$in": sources}}, dict(selection)]}
-    changes = [
-        UpdateOne({"_id": row, **fitting}, [{"$set": {**own, "status": to}}], hint="_id_")
-        for row, own in fields.items()
-    ]
-    if not changes:
-        return 0
-    result = await rows.bulk_write(changes, ordered=False)
     return result.modified_count

@@ -40,20 +40,17 @@ class Pages:
         self._log = log
         self._token = secrets.token_urlsafe(16)
         self._socket = _listening()
+        port, run = self._socket.getsockname()[1], config.run.run_name
+        self.address = f"http://{_HOST}:{port}/run/{run}?token={self._token}"  # of the run's page
         self._viewer: subprocess.Popen[bytes] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._failed = 0  # viewers in a row that ended soon
         self._await_visitor()
 
-    @property
-    def address(self) -> str:
-        """The run's page."""
-        port, run = self._socket.getsockname()[1], self._config.run.run_name
-        return f"http://{_HOST}:{port}/run/{run}?token={self._token}"
-
     async def close(self) -> None:
         """End the viewer and close the port."""
-        asyncio.get_running_loop().remove_reader(self._socket)
+        if self._socket.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._socket)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
