@@ -24,6 +24,27 @@ from agentrl.viewer.places import Place
 from agentrl.viewer.trajectory_tokens import TurnTokens, turn_tokens
 
 PROGRAM = "program"  # the agent that is a program of the user's
+# Why a finalised Record became no row, by its `left_out`; a rule of another name names itself.
+_LEFT_OUT = {
+    "drop_zero_advantage": "its advantage is 0, as when all rollouts of the group have the same "
+    "score (--drop_zero_advantage)",
+    "minimal_advantage": "its advantage is below --minimal_advantage",
+    "balance_sample": "others of the group were chosen, so that right and wrong ones are as many "
+    "(--balance_sample)",
+    "balance_equally": "others of the group were chosen, so that right and wrong ones are as many "
+    "(--balance_equally)",
+    "greedy_baseline": "it is the greedy rollout that the others are compared with",
+    "min_score_spread": "the scores of its group differ too little (--min_score_spread)",
+    "reserve_context_error_count": "enough others of the group ended at a limit "
+    "(--reserve_context_error_count)",
+    "min_turns": "it has fewer turns than --min_turns",
+    "not_scored": "it has no score",
+    "quarantined": "no row could be made of it",
+    "no_turns": "nothing was generated: its prompt was at a limit",
+    "not_trained": "none of its turns is to be trained: they are of agents that are not trained, "
+    "or were sampled otherwise",
+    "too_long": "all its turns end beyond --max_tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -139,7 +160,9 @@ def _fate(record: Record, row: DBRecordData | None, group: TaskStatus | None) ->
                 return "Not trained: the attempt failed. Its rollout is tried again, or given up."
             case RecordStatus.QUARANTINED:
                 return f"Not trained: it is in quarantine ({record.error})."
-        return f"Not trained: {record.left_out or 'it is of an evaluation'}."
+        if record.left_out is None:
+            return "Not trained: it is of an evaluation."
+        return f"Not trained: {_LEFT_OUT.get(record.left_out, record.left_out)}."
     match row.status:
         case RowStatus.TRAINED:
             steps = ", ".join(str(each.step) for each in row.trained)
