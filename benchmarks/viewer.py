@@ -8,7 +8,8 @@ documents (`viewer_run.py`), and one Record of 200 turns and 128,000 tokens. The
 cache). `--folder` keeps the runs, for a further call.
 
     pages          seconds of each page: median, p95 and most, of other steps, groups and Records
-                   each time
+                   each time; `cpu_s`: what viewer and mongod computed for one, which other load of
+                   the machine changes little
     search         a text of many turns, of few and of none; `looked_at`: Records that one page read
     memory_mb      resident memory of the server, the most
     long_record    the page and the tokens of the long Record; `browser_s`: until Chromium has drawn
@@ -39,7 +40,7 @@ import httpx2
 from ledger_costs import ServerClock
 from pymongo import MongoClient
 from report import finish, parse_flags
-from viewer_run import GROUPS_OF_STEP, LONG_RECORD, Filled, fill
+from viewer_run import LONG_RECORD, Filled, fill
 
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.launcher.deployment import REPOSITORY
@@ -95,7 +96,9 @@ def viewer(folder: Path) -> Iterator[tuple[str, int]]:
         assert process.wait(timeout=60) == 0
 
 
-def measure_pages(client: httpx2.Client, filled: Filled, times: int) -> Result:
+def measure_pages(
+    client: httpx2.Client, filled: Filled, times: int, processors: Processors
+) -> Result:
     """Seconds of each page."""
     chosen = random.Random(0)
     run = f"/run/{LARGE}"
@@ -134,38 +137,41 @@ def measure_pages(client: httpx2.Client, filled: Filled, times: int) -> Result:
         "compare epochs": lambda: f"{run}/compare?first=train:0&second=train:1",
         "failures": lambda: f"{run}/failures",
     }
-    return {name: _timed(client, path, times) for name, path in pages.items()}
+    return {name: _timed(client, path, times, processors) for name, path in pages.items()}
 
 
-def measure_search(client: httpx2.Client, times: int) -> Result:
+def measure_search(client: httpx2.Client, times: int, processors: Processors) -> Result:
     """Seconds of a search in texts of turns, and how many Records a page looked at."""
     found: Result = {}
     for name, text in (
         ("many turns", "answer"), ("few turns", "train-0-long"), ("no turn", "no turn says this"),
     ):  # fmt: skip
         path = f"/run/{LARGE}/records?text={text}"
-        found[name] = _timed(client, lambda path=path: path, max(5, times // 3))
+        found[name] = _timed(client, lambda path=path: path, max(5, times // 3), processors)
         said = re.search(r"data-looked=\"(\d+)\"", client.get(path).text)
         found[name]["looked_at"] = int(said[1]) if said else None
     return found
 
 
-def measure_long(client: httpx2.Client, address: str, times: int, folder: Path) -> Result:
+def measure_long(
+    client: httpx2.Client, address: str, times: int, folder: Path, processors: Processors
+) -> Result:
     """The Record of 200 turns, as the server and a browser have it."""
     path = f"/run/{LARGE}/records/{LONG_RECORD}"
     tokens = client.get(f"{path}/tokens").json()
     result: Result = {
         "turns": len(tokens),
         "tokens": sum(len(turn["prompt_ids"]) + len(turn["output_ids"]) for turn in tokens),
-        "page": _timed(client, lambda: path, times),
-        "tokens_page": _timed(client, lambda: f"{path}/tokens", times),
+        "page": _timed(client, lambda: path, times, processors),
+        "tokens_page": _timed(client, lambda: f"{path}/tokens", times, processors),
     }
     if "BROWSER_PYTHON" not in os.environ:
         return result
     visits = [
         {"path": path, "name": "talk", "do": [["count", ".turn"]]},
         {"path": path, "name": "tokens", "do": [["timed", [["click", "#tab-tokens"],
-         ["wait_for", ".t", 10000]]], ["timed", [["press", "End"], ["wait_for", "#tokens-199", 10000]]]]},
+         ["wait_for", ".t", 10000]]],
+         ["timed", [["press", "End"], ["wait_for", "#tokens-199", 10000]]]]},
     ]  # fmt: skip
     done = subprocess.run(
         [os.environ["BROWSER_PYTHON"], str(VISIT), address, str(folder)],
@@ -181,16 +187,44 @@ def measure_long(client: httpx2.Client, address: str, times: int, folder: Path) 
     return result
 
 
-def _timed(client: httpx2.Client, path: Callable[[], str], times: int) -> Result:
+class Processors:
+    """The processor time of the viewer and of the run's mongod."""
+
+    def __init__(self, folder: Path, viewer: int) -> None:
+        lock = folder / "output" / LARGE / "mongo" / "mongod.lock"
+        self._clocks = [ServerClock(viewer), ServerClock(int(lock.read_text()))]
+
+    def seconds(self) -> float:
+        return sum(clock.seconds() for clock in self._clocks)
+
+
+class Processors:
+    """The processor time of the viewer and of the run's mongod."""
+
+    def __init__(self, folder: Path, viewer: int) -> None:
+        lock = folder / "output" / LARGE / "mongo" / "mongod.lock"
+        self._clocks = [ServerClock(viewer), ServerClock(int(lock.read_text()))]
+
+    def seconds(self) -> float:
+        return sum(clock.seconds() for clock in self._clocks)
+
+
+def _timed(
+    client: httpx2.Client, path: Callable[[], str], times: int, processors: Processors
+) -> Result:
+    paths = [path() for _ in range(times)]
+    before = processors.seconds()
     seconds = []
-    for _ in range(times):
-        asked = path()
+    paths = [path() for _ in range(times)]
+    before = processors.seconds()
+    for asked in paths:
         began = time.monotonic()
         answer = client.get(asked)
         seconds.append(time.monotonic() - began)
         assert answer.status_code == 200, f"{asked}: {answer.status_code} {answer.text[:500]}"
     seconds.sort()
     return {
+        "cpu_s": round((processors.seconds() - before) / times, 4),
         "median_s": round(median(seconds), 4),
         "p95_s": round(seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))], 4),
         "max_s": round(seconds[-1], 4),
@@ -215,9 +249,10 @@ def measure_large(folder: Path, filled: Filled, times: int) -> Result:
         began = time.monotonic()
         assert client.get(address).status_code == 200
         first = time.monotonic() - began
-        pages = measure_pages(client, filled, times)
-        search = measure_search(client, times)
-        long = measure_long(client, address, max(5, times // 3), folder)
+        processors = Processors(folder, pid)
+        pages = measure_pages(client, filled, times, processors)
+        search = measure_search(client, times, processors)
+        long = measure_long(client, address, max(5, times // 3), folder, processors)
         return {
             "first_page_s": round(first, 3),
             "pages": pages,

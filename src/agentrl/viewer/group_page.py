@@ -67,14 +67,20 @@ async def read_tasks(place: Place, asked: Mapping[str, str]) -> list[TaskLine]:
     """
     begun = {"$nin": [TaskStatus.CREATED, TaskStatus.LEFT_OUT]}
     wanted: dict[str, Any] = {"split": await split_of(place, asked), "status": begun}
+    order = asked.get("order", "newest")
     if text := asked.get("text", "").strip():
         pattern = {"$regex": re.escape(text), "$options": "i"}
         wanted["$or"] = [{"task_id": pattern}, {"query": pattern}]
+        return await _lines(place, wanted, order)
+    name = f"tasks of {wanted['split']}, {order}"
+    return await place.kept.get(name, lambda: _lines(place, wanted, order))
+
+
+async def _lines(place: Place, wanted: dict[str, Any], order: str) -> list[TaskLine]:
     orders: dict[str, dict[str, int]] = {
         "learned": {"learned": -1, "newest": -1},
         "hardest": {"last": 1, "newest": -1},
     }
-    order = asked.get("order", "newest")
     cursor = await place.database.tasks.aggregate(
         [
             {"$match": wanted},

@@ -10,7 +10,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -178,7 +177,7 @@ class Viewer:
         """The curves of a run, which the page of another lays over its own."""
         page = await read_run_page(place)
         charts = await read_charts(place, page.snapshot)
-        return _json([asdict(chart) for chart in charts])
+        return _json(charts)
 
     async def _step(self, request: web.Request, place: Place) -> web.Response:
         page = await read_step_page(place, int(request.match_info["step"]))
@@ -211,7 +210,7 @@ class Viewer:
 
     async def _tokens(self, request: web.Request, place: Place) -> web.Response:
         tokens = await read_tokens(place, request.match_info["record"])
-        return _json(None if tokens is None else [asdict(turn) for turn in tokens])
+        return _json(tokens)
 
     async def _curl(self, request: web.Request, place: Place) -> web.Response:
         """The command that asks a service for a turn again, to be copied."""

@@ -52,7 +52,7 @@ def turn_tokens(
     for turn in turns:
         prompt, output = unpack_ints(turn.prompt_delta_ids), unpack_ints(turn.output_ids)
         values: dict[str, list[float | None]] = {
-            "logprob": [round(float(v), 6) for v in unpack_floats(turn.output_logprobs)],
+            "logprob": _rounded(unpack_floats(turn.output_logprobs)),
             "version": _versions(turn.versions, len(output)),
         }
         if own is not None:
@@ -72,6 +72,12 @@ def turn_tokens(
             )
         )
     return found
+
+
+def _rounded(values: NDArray[Any]) -> list[float | None]:
+    """Numbers with six digits; None for what is not a number."""
+    known = np.round(values.astype(np.float64), 6).tolist()
+    return [None if value != value else value for value in known]
 
 
 def _versions(spans: Sequence[VersionSpan], count: int) -> list[float | None]:
@@ -104,19 +110,22 @@ def _values_of_row(
         columns["trainer"] = np.where(known, trainer, np.nan)
         columns["ratio"] = np.where(known, np.exp(trainer - row.tree["logprobs"]), np.nan)
     return {
-        turn.turn: {
-            name: [None if np.isnan(v) else round(float(v), 6) for v in values[place[start:end]]]
-            for name, values in columns.items()
-        }
+        turn.turn: {name: _rounded(values[place[start:end]]) for name, values in columns.items()}
         for turn, (start, end) in zip(turns, pairwise(ends), strict=True)
     }
 
 
 def _texts(ids: Sequence[int], model: Path | None) -> list[str]:
-    tokenizer = _tokenizer(str(model)) if model is not None else None
-    if tokenizer is None:
+    if model is None or _tokenizer(str(model)) is None:
         return [f"[{token}]" for token in ids]
-    return [tokenizer.decode([token], skip_special_tokens=False) or f"[{token}]" for token in ids]
+    return [_text(str(model), token) for token in ids]
+
+
+@lru_cache(maxsize=50_000)
+def _text(model: str, token: int) -> str:
+    """A long Record has few different tokens."""
+    text: str = _tokenizer(model).decode([token], skip_special_tokens=False)
+    return text or f"[{token}]"
 
 
 @lru_cache(maxsize=8)
