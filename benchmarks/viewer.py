@@ -96,6 +96,17 @@ def viewer(folder: Path) -> Iterator[tuple[str, int]]:
         assert process.wait(timeout=60) == 0
 
 
+class Processors:
+    """The processor time of the viewer and of the run's mongod."""
+
+    def __init__(self, folder: Path, viewer: int) -> None:
+        lock = folder / "output" / LARGE / "mongo" / "mongod.lock"
+        self._clocks = [ServerClock(viewer), ServerClock(int(lock.read_text()))]
+
+    def seconds(self) -> float:
+        return sum(clock.seconds() for clock in self._clocks)
+
+
 def measure_pages(
     client: httpx2.Client, filled: Filled, times: int, processors: Processors
 ) -> Result:
@@ -185,28 +196,6 @@ def measure_long(
         "end of the tokens": round(shown["kept"][1], 3),
     }
     return result
-
-
-class Processors:
-    """The processor time of the viewer and of the run's mongod."""
-
-    def __init__(self, folder: Path, viewer: int) -> None:
-        lock = folder / "output" / LARGE / "mongo" / "mongod.lock"
-        self._clocks = [ServerClock(viewer), ServerClock(int(lock.read_text()))]
-
-    def seconds(self) -> float:
-        return sum(clock.seconds() for clock in self._clocks)
-
-
-class Processors:
-    """The processor time of the viewer and of the run's mongod."""
-
-    def __init__(self, folder: Path, viewer: int) -> None:
-        lock = folder / "output" / LARGE / "mongo" / "mongod.lock"
-        self._clocks = [ServerClock(viewer), ServerClock(int(lock.read_text()))]
-
-    def seconds(self) -> float:
-        return sum(clock.seconds() for clock in self._clocks)
 
 
 def _timed(

@@ -1,8 +1,8 @@
 """A large run's database and folder, made of the documents of a small real one.
 
 A part of `viewer.py`. Each group of the new run is a group of the source with other ids, epoch,
-time and policy version. Its Records have more turns: the source's are repeated until there are enough,
-and the rows are built of them again, so that turns, Records and rows fit together.
+time and policy version. Its Records have more turns: the source's are repeated until there are
+enough, and the rows are built of them again, so that turns, Records and rows fit together.
 """
 
 import json
