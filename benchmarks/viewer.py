@@ -204,8 +204,6 @@ def _timed(
     paths = [path() for _ in range(times)]
     before = processors.seconds()
     seconds = []
-    paths = [path() for _ in range(times)]
-    before = processors.seconds()
     for asked in paths:
         began = time.monotonic()
         answer = client.get(asked)
