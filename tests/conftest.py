@@ -26,12 +26,15 @@ from agentrl.importing import importing
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Machines are busy: how long an example takes says nothing about what is tested. `few` examples of
-# each property for who waits for the tests, `all` of them in .ci/run. A test that wants more or
-# less than the rest says so as a share: `settings(max_examples=settings.default.max_examples // 5)`
-for name, examples in (("few", 25), ("all", 100)):
+# each property for who waits for the tests, `all` of them in .ci/run: the same ones each time, so
+# that what fails has to do with the change. `new` ones are others each time, to look for what
+# nobody has found. A test that wants more or less than the rest says so as a share:
+# `settings(max_examples=settings.default.max_examples // 5)`
+for name, examples in (("few", 25), ("all", 100), ("new", 1000)):
     settings.register_profile(
         name,
         max_examples=examples,
+        derandomize=name != "new",
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
     )

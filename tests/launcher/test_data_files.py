@@ -113,6 +113,7 @@ async def test_tokens_come_back_as_the_tree_they_were_and_go_out_byte_by_byte_th
     assert row.tree["ids"].tolist() == [1, 2, 3, 10, 11, 20, 21, 12, 13, 30, 14]
     assert row.tree["mask"].tolist() == [0, 0, 0, 1, 1, 0, 0, 1, 1, 0, 1]
     assert row.tree["advantages"].tolist() == [0, 0, 0, 0.5, 0.5, 0, 0, -0.25, -0.25, 0, 0.5]
+    assert row.tree["capped"][row.tree["mask"] == 1].tolist() == [0, 0, 1, 1, 0]
     assert (row.reward, row.temperature, row.policy_versions) == (1.0, 0.7, [4, 5])
     again = await asyncio.to_thread(exported, database.name, "tokens")
     assert rows_of(again) == rows

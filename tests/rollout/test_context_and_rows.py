@@ -395,11 +395,11 @@ def test_turns_of_agents_have_the_advantages_of_their_agents() -> None:
     row = build_row(record, [turns[0], failed, turns[2]], 0.5, 1.0, 7)
     assert row.tree["advantages"][trained].tolist() == [-0.25] * 2 + [0.0] * 2 + [0.5] * 2
     assert row.tree["capped"][trained].tolist() == [0] * 2 + [1] * 2 + [0] * 2
-    # A 0 of its own is no positive advantage that was taken from a turn, whatever others have.
+    # Also a negative advantage of a failed turn may not become positive, below a lower mean.
     record = record.model_copy(update={"agent_advantages": {"planner": 0.0, "critic": -1.0}})
     row = build_row(record, [turns[0], failed, turns[2]], 0.5, 1.0, 7)
     assert row.tree["advantages"][trained].tolist() == [0.0] * 2 + [-1.0] * 2 + [0.5] * 2
-    assert not row.tree["capped"][trained].any()
+    assert row.tree["capped"][trained].tolist() == [0] * 2 + [1] * 2 + [0] * 2
 
 
 def test_a_turn_of_another_model_is_passed_over_wherever_it_stands() -> None:

@@ -19,6 +19,8 @@ from agentrl.databases.documents import (
     TurnStatus,
 )
 from agentrl.databases.records import turn_id
+from agentrl.databases.token_tree import TokenTree
+from agentrl.launcher.run_rows import demonstrations
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.agents.recorded import ForkedAnswers, recorded_turns
 from agentrl.rollout.groups.fork_choice import fork_turns
@@ -190,10 +192,10 @@ def test_a_fork_s_row_trains_its_own_turns_and_a_forked_rollout_s_by_stretches()
     row = build_row(forked, line(3), 0.5, 1.0, 0)
     assert row.tree["mask"].tolist() == [0, 0, 1, 1, 0, 1, 1, 0, 1, 1]
     assert row.tree["advantages"][row.tree["mask"] == 1].tolist() == [0.25] * 4 + [-0.5] * 2
-    # Of a failed turn the row says whether its stretch was positive.
+    # The row says which turns have failed, whatever their stretch.
     failed = [t.model_copy(update={"status": TurnStatus.TOOL_FAILED}) for t in line(3)[1:]]
     row = build_row(forked, [line(1)[0], *failed], 0.5, 1.0, 0)
-    assert row.tree["capped"][row.tree["mask"] == 1].tolist() == [0, 0, 1, 1, 0, 0]
+    assert row.tree["capped"][row.tree["mask"] == 1].tolist() == [0, 0, 1, 1, 1, 1]
     fork = record("f", 0.0, "p", 2).model_copy(
         update={"stretches": [Stretch(turn=2, advantage=-0.5)]}
     )
@@ -263,3 +265,26 @@ def test_flags_that_forks_do_not_go_with_are_refused(flags: tuple[str, ...], sai
 def test_a_group_counts_with_its_forks_where_samplers_run_ahead() -> None:
     flags: list[Any] = ["--num_generations", "4", "--fork_turns", "2", "--forks", "3"]
     assert parse_config(flags).group_size == 28
+
+
+@pytest.mark.parametrize("first", ["rollout", "fork"])
+def test_demonstrations_of_a_rollout_and_its_forks_have_what_they_share_once(first: str) -> None:
+    forked = line(3)
+    forks = [
+        [
+            turn.model_copy(
+                update={"id": turn_id(name, turn.turn)}
+                | ({"replayed": forked[turn.turn].id} if turn.turn < 2 else {})
+            )
+            for turn in line(3)
+        ]
+        for name in ("f", "g")
+    ]
+    chosen = [("r", forked), ("f", forks[0])] if first == "rollout" else [
+        ("f", forks[0]), ("g", forks[1])
+    ]  # fmt: skip
+    trees = [tree for _, tree in demonstrations(chosen, 100)]
+    assert all(isinstance(tree, TokenTree) for tree in trees)
+    assert [tree["mask"].tolist() for tree in trees if isinstance(tree, TokenTree)] == [
+        [0, 0, 1, 1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1],
+    ]  # fmt: skip

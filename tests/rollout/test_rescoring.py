@@ -170,7 +170,7 @@ async def test_a_row_that_was_withdrawn_comes_back_and_one_that_never_was_is_mad
     ] * 3
 
 
-async def test_a_row_of_new_advantages_says_anew_which_turns_a_positive_one_was_taken_from(
+async def test_a_row_of_new_advantages_says_which_turns_have_failed_as_before(
     database: RunDatabase, scorers: Scorers
 ) -> None:
     await completed_group(database)
@@ -178,12 +178,13 @@ async def test_a_row_of_new_advantages_says_anew_which_turns_a_positive_one_was_
               "prompt_delta_ids": pack_ints([6]), "prompt_len": 6}  # fmt: skip
     await database.turns.insert_one(make_turn("g-t0-a0").model_copy(update=failed).to_mongo())
     await database.rows.delete_one({"_id": "g-t0-a0"})
-    for name, scores, capped in (
-        ("worst", [0.0, 1.0, 1.0], [0, 0, 0, 0]), ("best", [1.0, 0.0, 0.0], [0, 0, 1, 1]),
+    for name, scores, of_failed in (
+        ("worst", [0.0, 1.0, 1.0], -2 / 3), ("best", [1.0, 0.0, 0.0], 0.0),
     ):  # fmt: skip
         await rescore(database, scorers, scores_by_rollout(f"first_{name}_of_all", scores))
         tree = (await rows_of(database))["g-t0-a0"].tree
-        assert tree["capped"][tree["mask"] == 1].tolist() == capped
+        assert tree["capped"][tree["mask"] == 1].tolist() == [0, 0, 1, 1]
+        assert tree["advantages"][tree["capped"] == 1].tolist() == pytest.approx([of_failed] * 2)
 
 
 @pytest.mark.parametrize(

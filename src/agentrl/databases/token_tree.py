@@ -45,7 +45,7 @@ COLUMNS: dict[str, Column] = {
     "logprobs": Column(FLOAT32, 0.0, "logprobs"),  # the sampler's
     "versions": Column(INT32, -1, "versions"),  # of the policy that sampled the token
     "advantages": Column(FLOAT32, 0.0, "advantages"),
-    # 1 on a failed turn that a positive advantage was taken from, 0 on the other turns
+    # 1 on a failed turn, which no normalization of advantages may reinforce; 0 on the other turns
     "capped": Column(UINT8, UNSAID, "capped", optional=True),
     "staleness": Column(INT32, 0, None),  # steps that the trained weights are newer
     "reference": Column(FLOAT32, 0.0, None),  # the reference's, where it is computed before steps

@@ -202,7 +202,8 @@ def _turns_of_segment(
             created_at=datetime.now(UTC), trained=bool(columns["mask"][start:end].any()),
         )  # fmt: skip
         own = {name: columns[name][start:end] for name in ("mask", "advantages")}
-        found.append((document, own))
+        failed = np.full(end - start, document.status != TurnStatus.COMPLETED)
+        found.append((document, own | {"capped": failed}))
         before = end
     return found
 

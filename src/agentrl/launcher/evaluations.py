@@ -7,9 +7,11 @@ was interrupted goes on; one that has ended is only reported, unless it is asked
 import asyncio
 import os
 import tempfile
-from collections.abc import Coroutine, Sequence
-from contextlib import ExitStack, suppress
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -139,16 +141,8 @@ class Evaluations:
             try:
                 config, endpoint = await self._serve(opened, supervisor, held, entrant)
                 for file, epoch in waiting:
-                    progress = asyncio.create_task(
-                        self._print_progress(opened.database, file, epoch)
-                    )
-                    try:
-                        work = _sample_one(config, epoch, endpoint)
-                        await _while_alive(supervisor, work)
-                    finally:
-                        progress.cancel()
-                        with suppress(asyncio.CancelledError):
-                            await progress
+                    async with self._progress(partial(_tasks_done, opened.database, file, epoch)):
+                        await _while_alive(supervisor, _sample_one(config, epoch, endpoint))
                     if await open_tasks(opened.database, epoch):
                         return False  # a signal told the sampler to stop
                 return True
@@ -193,7 +187,8 @@ class Evaluations:
         config = parse_config([*flags, "--model_name_or_path", str(model)])
         self._start_services(supervisor, held, config, version)
         loading = await_services(opened.database, config, version, model)
-        await _while_alive(supervisor, loading)
+        async with self._progress(partial(_loading, entrant.name, time.monotonic())):
+            await _while_alive(supervisor, loading)
         await policies.publish(opened.database, version, entrant.step, str(entrant.model.path))
         await policies.serve(opened.database, version)
         return config, None
@@ -242,11 +237,31 @@ class Evaluations:
                 f"{entrant.name}: {error}: `agentrl show {run} --failed` says why"
             ) from None
 
-    async def _print_progress(self, database: RunDatabase, tasks: TaskFileOf, epoch: int) -> None:
-        while True:
-            await asyncio.sleep(_LINE_EVERY_S)
-            done = len(tasks.tasks) - await open_tasks(database, epoch)
-            self.console.print(f"{done} of {len(tasks.tasks)} tasks", highlight=False)
+    @asynccontextmanager
+    async def _progress(self, line: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
+        """Print `line` every few seconds until the block ends."""
+
+        async def print_lines_forever() -> None:
+            while True:
+                await asyncio.sleep(_LINE_EVERY_S)
+                print_lines(self.console, [await line()])
+
+        printing = asyncio.create_task(print_lines_forever())
+        try:
+            yield
+        finally:
+            printing.cancel()
+            with suppress(asyncio.CancelledError):
+                await printing
+
+
+async def _loading(model: str, began: float) -> str:
+    return f"services load {model}, for {time.monotonic() - began:.0f} s"
+
+
+async def _tasks_done(database: RunDatabase, tasks: TaskFileOf, epoch: int) -> str:
+    n = len(tasks.tasks)
+    return f"{n - await open_tasks(database, epoch)} of {n} tasks"
 
 
 async def _sample_one(config: Config, epoch: int, endpoint: AgentModel | None) -> None:

@@ -7,7 +7,7 @@ Records of groups that the run left out, because all of them were right, have ro
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -36,7 +36,7 @@ from agentrl.rollout.groups.group_rules import turn_advantages
 from agentrl.rollout.groups.row_building import replay
 
 RIGHT = ("score>=1",)  # the conditions if none are given
-FORMAT = "1"  # of the trees: a change makes all runs be prepared anew
+FORMAT = "2"  # of the trees: a change makes all runs be prepared anew
 _AT_ONCE = 32  # Records whose turns are in memory
 _LEASE_S = 60.0  # unused: what is over is read without a lease
 
@@ -63,11 +63,21 @@ def demonstrations_of_run(
         ids = [record["_id"] for record in opened.records(where)]
 
         def made() -> Iterator[MadeRow]:
-            for record, turns in opened.turns(ids):
-                yield f"record {record}", made_or_why(trained_tree, turns, longest)
+            return demonstrations(opened.turns(ids), longest)
 
         folder = out / f"rows-{rows_digest(FORMAT, run, str(longest), *ids)}"
         return keep_rows(folder, run, made, report)
+
+
+def demonstrations(records: Iterable[tuple[str, Turns]], longest: int) -> Iterator[MadeRow]:
+    """The tree of each Record. What a rollout and its forks have in common is trained once."""
+    in_trees: set[str] = set()
+    for record, turns in records:
+        copies = {turn.id for turn in turns if in_trees & _same_turn(turn)}
+        row = made_or_why(trained_tree, turns, longest, copies=copies)
+        if isinstance(row, TokenTree):
+            in_trees.update(*map(_same_turn, turns))
+        yield f"record {record}", row
 
 
 class FinishedRun:
@@ -137,15 +147,18 @@ def rows_digest(*parts: str) -> str:
     return digest.text()
 
 
-def trained_tree(turns: Turns, longest: int, *, liked: bool = True) -> TokenTree:
+def trained_tree(
+    turns: Turns, longest: int, *, liked: bool = True, copies: Container[str] = ()
+) -> TokenTree:
     """The tree of a Record, whose mask is 1 on what is trained.
 
     `liked`: whether the Record is to become more likely. Failed turns are trained only to become
-    less likely. Raises `ValueError` with one sentence if there is nothing to train.
+    less likely. `copies`: ids of turns that another Record's tree trains, of which this one is a
+    fork. Raises `ValueError` with one sentence if there is nothing to train.
     """
     of_turns = turn_advantages(1.0 if liked else -1.0, [TurnStatus(turn.status) for turn in turns])
     columns: list[dict[str, ArrayLike]] = [
-        {"advantages": of_turn} if turn.trained else {"mask": 0}
+        {"advantages": of_turn} if turn.trained and turn.id not in copies else {"mask": 0}
         for turn, of_turn in zip(turns, of_turns, strict=True)
     ]
     tree = replay(turns, columns).tree()
@@ -157,6 +170,11 @@ def trained_tree(turns: Turns, longest: int, *, liked: bool = True) -> TokenTree
         mask=trained, advantages=trained, logprobs=np.zeros(len(tree)),
         versions=np.where(trained, 0, -1),
     )  # fmt: skip
+
+
+def _same_turn(turn: DispatchedSamplingTask) -> set[str]:
+    """The ids under which a turn is stored, in a rollout and in its forks."""
+    return {turn.id} if turn.replayed is None else {turn.id, turn.replayed}
 
 
 def made_or_why(make: Callable[P, TokenTree], *args: P.args, **kwargs: P.kwargs) -> TokenTree | str:

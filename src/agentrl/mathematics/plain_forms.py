@@ -1,7 +1,7 @@
 """A fast check of ground truths, most of which are numbers, fractions, roots and polynomials.
 
 The parser of `expressions.py` takes milliseconds for each, and a file has many thousands. It can
-parse every text that is accepted here, and some others.
+parse every text without words that is accepted here, and some others.
 """
 
 import re

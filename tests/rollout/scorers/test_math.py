@@ -16,6 +16,7 @@ from scoring import make_record, make_task
 from agentrl.mathematics.equality import is_equal, is_readable, read_ground_truth
 from agentrl.mathematics.notation import canonical
 from agentrl.mathematics.plain_forms import is_plain
+from agentrl.mathematics.quantities import has_words
 from agentrl.mathematics.reading import read
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.scorers.math_verifier import MathVerifier
@@ -77,14 +78,14 @@ def test_a_ground_truth_may_be_the_whole_solution(text: str, value: str) -> None
 
 PLAIN = [
     *"123xyn(){}^!+-/ .", "{2}", r"\frac{1}{x}", r"\sqrt", r"\pi", r"\sin", r"\cdot", "a_{1}",
-    "^{n}", r"\frac", "i",
+    "^{n}", r"\frac", "i", "if", "xyxy", "abcd",
 ]  # fmt: skip
 
 
 @given(st.lists(st.sampled_from(PLAIN), max_size=8))
 def test_what_a_quick_look_accepts_can_be_read(pieces: list[str]) -> None:
     text = canonical("".join(pieces))
-    assert read(text) is not None or not is_plain(text)
+    assert read(text) is not None or has_words(text) or not is_plain(text)
 
 
 @given(st.text(max_size=60))

@@ -150,8 +150,10 @@ def advantages_of(
 
 def _of_turn(status: TurnStatus, given: float) -> dict[str, ArrayLike]:
     """The columns of a trained turn."""
-    advantage = turn_advantage(given, status)
-    return {"advantages": advantage, "capped": int(advantage < given)}
+    return {
+        "advantages": turn_advantage(given, status),
+        "capped": int(status != TurnStatus.COMPLETED),
+    }
 
 
 def _has_gradient(columns: Mapping[str, ArrayLike]) -> bool:

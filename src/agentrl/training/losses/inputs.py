@@ -42,7 +42,7 @@ class LossInputs:
     entropy: Tensor | None = None  # float32, of the policy at the token
     reference_logprobs: Tensor | None = None  # float32, of the reference policy
     proximal_logprobs: Tensor | None = None  # float32, see `ratio.py`; None: the sampler's
-    capped: Tensor | None = None  # bool, failed turns that a positive advantage was taken from
+    capped: Tensor | None = None  # bool, failed turns: none of them is reinforced
     place: Tensor | None = None  # int64, index of the token among the trained tokens of its row
 
     @classmethod

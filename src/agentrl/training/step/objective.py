@@ -168,7 +168,7 @@ class Objective:
         if config.normalizes_advantages:
             std = totals.advantage_std + _STD_FLOOR
             advantages = (advantages - totals.advantage_mean) / std
-            if inputs.capped is not None:  # below a mean under 0, a failed turn is reinforced
+            if inputs.capped is not None:  # less far below 0 than the mean is not good
                 advantages = torch.where(inputs.capped, advantages.clamp(max=0.0), advantages)
         if config.advantage_decay is not None:
             # Tokens of staleness 0 keep their advantage.
