@@ -104,7 +104,7 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
          ["count", ".turn.chosen"]]},
         {"path": at, "name": "tokens", "do": [["click", "#tab-tokens"], ["wait_for", ".t", 5000],
          ["count", ".t"], ["hover", ".t >> nth=1"], ["text", "#hover"],
-         ["choose", "#colour", "advantage"], ["wait", 200]]},
+         ["choose", "#colour", "ratio"], ["wait", 200]]},
         {"path": at, "name": "beside", "do": [["press", "l"], ["wait", 800]]},
         {"path": "/run/demo/compare", "name": "compare"},
         {"path": "/run/demo/failures", "name": "failures"},
@@ -119,7 +119,8 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
     assert found["trajectory"]["kept"] == [turns, 1]
     n_spans, hover = found["tokens"]["kept"]
     assert n_spans == record["tokens"]["generated"]
-    assert "logprob" in hover and "advantage" in hover and row["status"] != "ready"
+    assert row["status"] == "trained"
+    assert all(name in hover for name in ("logprob", "trainer", "ratio", "advantage"))
     assert found["beside"]["path"] != found["trajectory"]["path"]
     assert "records/" in found["beside"]["path"]
     assert f"score\n{record['score']:.3f}" in found["trajectory"]["text"]

@@ -18,6 +18,7 @@ from agentrl.launcher.record_filter import Filter, names_field, refused_by_mongo
 
 _SECONDS = 0.2  # after which no further stretch is begun
 _SECONDS_OF_TEXT = 0.7
+_SHORT_S = 0.1  # a stretch that takes less is followed by a larger one
 _STRETCH, _FIRST_OF_TEXT = 4000, 250  # Records
 _MOST_AT_ONCE = 300  # Records of a page, and those that begin in the moment of its last one
 _MOMENT = {"started_at": 1}
@@ -58,6 +59,7 @@ async def search(
     looked_at = 0
     since: datetime | None = before
     while True:
+        began = time.monotonic()
         before = since
         since, count = None, 0
         if text or conditions:
@@ -72,9 +74,12 @@ async def search(
             stretch = await _with_text(database, stretch, text)
         found += stretch
         looked_at += count
-        if since is None or len(found) >= enough or time.monotonic() > deadline:
+        now = time.monotonic()
+        # The next stretch takes as long as this one at least.
+        if since is None or len(found) >= enough or 2 * now - began > deadline:
             break
-        size = min(2 * size, _STRETCH)
+        if now - began < _SHORT_S:
+            size = min(2 * size, _STRETCH)
     if len(found) > enough:
         # With all that began in the moment of the last one, because `until` names times only.
         since = found[enough - 1]["started_at"]

@@ -13,8 +13,10 @@ WORKING = ("training", "evaluating", "sampling", "starting", "created")  # of a 
 
 
 def number(value: float | None, form: str = ".3g") -> str:
-    """A number in a format; a dash for None."""
-    return _NONE if value is None else format(value, form)
+    """A number in a format, a whole one without; a dash for None."""
+    if value is None:
+        return _NONE
+    return f"{value:,}" if isinstance(value, int) and form == ".3g" else format(value, form)
 
 
 def ago(value: datetime | float | None) -> str:

@@ -92,7 +92,7 @@ function draw(figure) {
     width: place.clientWidth || 320,
     height: 190,
     scales: { x: { time: false } },
-    axes: [axis, { ...axis, size: 52 }],
+    axes: [axis, { ...axis, size: 58, values: (plot, at) => at.map((value) => shown(value, 3)) }],
     series: [{ label: "step" }, ...series],
     cursor: { drag: { x: true, y: false } },
   }, data, place);
