@@ -57,6 +57,7 @@ def test_a_finished_run_is_opened_by_its_folder(tmp_path: Path) -> None:
         trained = run.rows().to_pandas()
         assert (trained["status"] == "trained").sum() == metrics["n_rows"].sum()
         assert run.records("advantage>0").num_rows > 0
+        trained = trained[trained["status"] == "trained"]
         trained["step"] = [json.loads(marks)[0]["step"] for marks in trained["trained"]]
         for step, figures in enumerate(metrics.to_dict("records"), 1):
             of_step = trained[trained["step"] == step]
