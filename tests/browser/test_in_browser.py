@@ -5,8 +5,11 @@ import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ from ports import free_port
 from pymongo import MongoClient
 
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.launcher.database import embedded_url
 from agentrl.launcher.deployment import REPOSITORY
 
 Found = dict[str, dict[str, Any]]
@@ -100,7 +104,7 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
          ["count", ".turn.chosen"]]},
         {"path": at, "name": "tokens", "do": [["click", "#tab-tokens"], ["wait_for", ".t", 5000],
          ["count", ".t"], ["hover", ".t >> nth=1"], ["text", "#hover"],
-         ["choose", "#colour", "advantage"], ["wait", 200]]},
+         ["choose", "#colour", "ratio"], ["wait", 200]]},
         {"path": at, "name": "beside", "do": [["press", "l"], ["wait", 800]]},
         {"path": "/run/demo/compare", "name": "compare"},
         {"path": "/run/demo/failures", "name": "failures"},
@@ -115,12 +119,25 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
     assert found["trajectory"]["kept"] == [turns, 1]
     n_spans, hover = found["tokens"]["kept"]
     assert n_spans == record["tokens"]["generated"]
-    assert "logprob" in hover and "advantage" in hover and row["status"] != "ready"
+    assert row["status"] == "trained"
+    assert all(name in hover for name in ("logprob", "trainer", "ratio", "advantage"))
     assert found["beside"]["path"] != found["trajectory"]["path"]
     assert "records/" in found["beside"]["path"]
     assert f"score\n{record['score']:.3f}" in found["trajectory"]["text"]
     assert "tasks in common" in found["compare"]["text"]
     assert all((tmp_path / f"{name}.png").stat().st_size > 5000 for name in found)
+
+
+def add_record(data: Path) -> float:
+    """Add a Record to a run at work, when its page is open; the time at which it was there."""
+    time.sleep(10)
+    with MongoClient(embedded_url(data)) as client:
+        records = client["demo"]["records"]
+        latest = records.find_one({"split": "train", "score": {"$ne": None}})
+        # Above those that the run adds meanwhile.
+        soon = datetime.now(UTC) + timedelta(minutes=1)
+        records.insert_one({**latest, "_id": "a-new-record", "started_at": soon})
+        return time.time()
 
 
 @pytest.mark.slow
@@ -139,13 +156,18 @@ def test_a_live_run_moves_on_its_page_by_itself(tmp_path: Path) -> None:
                 break
         else:
             pytest.fail("the training ended before its first step")
-        visits = [{
-            "path": "/run/demo", "name": "live",
-            "do": [["text", ".figures div:first-child dd"], ["wait", 30000],
-                   ["text", ".figures div:first-child dd"]],
-        }]  # fmt: skip
-        with viewer(tmp_path, "demo") as address:
+        visits = [
+            {"path": "/run/demo/records", "name": "records",
+             "do": [["seen", "text=a-new-record", 60000]]},
+            {"path": "/run/demo", "name": "live",
+             "do": [["text", ".figures div:first-child dd"], ["wait", 30000],
+                    ["text", ".figures div:first-child dd"]]},
+        ]  # fmt: skip
+        with viewer(tmp_path, "demo") as address, ThreadPoolExecutor(1) as beside:
+            added = beside.submit(add_record, tmp_path / "output/demo/mongo")
             found = visited(address, visits, tmp_path)
+        [seen] = found["records"]["kept"]
+        assert seen - added.result() < 2.0
     finally:
         training.terminate()
         training.communicate(timeout=120)

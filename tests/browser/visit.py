@@ -4,7 +4,8 @@ python visit.py ADDRESS FOLDER < JSON list of visits: {"path", "name", "do": [[a
 
 An action: ["click", selector], ["hover", selector], ["choose", selector, value], ["press", key],
 ["wait", milliseconds], ["wait_for", selector, milliseconds], ["text", selector] (kept),
-["count", selector] (kept).
+["count", selector] (kept), ["seen", selector, milliseconds] (when it is there is kept),
+["timed", [action, ...]] (its seconds are kept).
 """
 
 import json
@@ -35,6 +36,14 @@ def act(page: Page, action: list, kept: list) -> None:
             kept.append(page.inner_text(selector))
         case ["count", selector]:
             kept.append(page.locator(selector).count())
+        case ["seen", selector, ms]:
+            page.wait_for_selector(selector, timeout=ms)
+            kept.append(time.time())
+        case ["timed", actions]:
+            began = time.monotonic()
+            for each in actions:
+                act(page, each, kept)
+            kept.append(time.monotonic() - began)
         case _:
             raise ValueError(f"no such action: {action}")
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from demo_launch import launch_demo
 from pymongo import MongoClient
@@ -102,3 +103,13 @@ def test_a_finished_run_is_opened_by_its_folder(tmp_path: Path) -> None:
         trained = run.rows().to_pandas()
         assert (trained["status"] == "trained").sum() == metrics["n_rows"].sum()
         assert run.records("advantage>0").num_rows > 0
+        trained = trained[trained["status"] == "trained"]
+        trained["step"] = [json.loads(marks)[0]["step"] for marks in trained["trained"]]
+        for step, figures in enumerate(metrics.to_dict("records"), 1):
+            of_step = trained[trained["step"] == step]
+            assert len(of_step) == figures["n_rows"]
+            columns = ("trainer_logprobs", "logprobs", "loss_mask")
+            trainer, sampler, mask = (np.concatenate(of_step[name].tolist()) for name in columns)
+            ratio = np.exp(trainer - sampler)[mask == 1]
+            assert ratio.mean() == pytest.approx(figures["ratio_mean"], abs=1e-5)
+            assert ratio.max() == pytest.approx(figures["ratio_max"], abs=1e-5)

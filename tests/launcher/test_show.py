@@ -10,6 +10,7 @@ import pytest
 from two_segments import FIRST, OF_RECORD, SECOND
 
 from agentrl.cli import main
+from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
 
@@ -65,6 +66,16 @@ async def test_tokens_are_a_line_each_with_what_is_known_of_them(
     [segment] = [at for at, line in enumerate(lines) if "segment 1" in line]
     assert "the first 3 tokens are those of" in lines[segment]
     assert [line.split()[:2] for line in lines[segment + 1 :]] == [["3", "30"], ["4", "14"]]
+
+
+async def test_tokens_that_a_step_trained_have_the_trainers_logprob_and_the_ratio(
+    run: str, capsys: pytest.CaptureFixture[str], database: RunDatabase
+) -> None:
+    mark = {"step": 1, "trainer": "t", "fence": 1, "logprobs": pack_floats([-1.0] * 5)}
+    await database.rows.update_one({"_id": ONE}, {"$set": {"trained": [mark]}})
+    lines = (await shown(capsys, run, ONE, "--tokens")).splitlines()
+    assert lines[0].split()[2:6] == ["mask", "logprob", "trainer", "ratio"]
+    assert lines[5].split()[2:6] == ["1", "-0.5000", "-1.0000", "0.6065"]
 
 
 async def test_a_trajectory_is_json_with_its_turns_and_tokens(

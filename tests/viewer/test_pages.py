@@ -1,7 +1,11 @@
 """The pages of `agentrl view`: what they say of a run's database, and who may read them."""
 
 import asyncio
+import html
 import json
+import math
+import re
+import shlex
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +15,7 @@ import pytest
 from two_segments import FIRST, OF_RECORD, SECOND
 
 from agentrl.cli import main
+from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.mongod import EmbeddedMongod
@@ -101,6 +106,68 @@ async def test_each_sampled_token_has_its_own_values_also_in_branches(
     assert [turn["values"]["advantage"] for turn in turns] == [[0.5, 0.5], [-0.25, -0.25], [0.5]]
     assert [turn["values"]["mask"] for turn in turns] == [[1, 1], [1, 1], [1]]
     assert [turn["shared"] for turn in turns] == [0, 0, 3]
+
+
+async def test_a_trained_token_has_the_trainers_logprob_and_the_ratio_where_they_were_kept(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    record = f"/run/{run}/records/{OF_RECORD['record']}"
+    before = (await page.get(f"{record}/tokens")).json()
+    assert "trainer" not in before[0]["values"]
+    mark = {"step": 7, "trainer": "t", "fence": 1}
+    kept = pack_floats([-0.5, -0.5, -1.0, -0.25, -1.0])
+    await database.rows.update_one(
+        {"_id": OF_RECORD["record"]}, {"$set": {"trained": [{**mark, "logprobs": kept}]}}
+    )
+    turns = (await page.get(f"{record}/tokens")).json()
+    assert [turn["values"]["trainer"] for turn in turns] == [[-0.5, -0.5], [-1, -0.25], [-1]]
+    ratios = [value for turn in turns for value in turn["values"]["ratio"]]
+    assert ratios == pytest.approx([1, math.exp(-0.25), 1, math.exp(-0.125), math.e], abs=1e-5)
+
+
+async def test_a_turn_can_be_asked_again_with_the_whole_prompt_that_it_had(
+    page: httpx2.AsyncClient, run: str
+) -> None:
+    record = f"/run/{run}/records/{OF_RECORD['record']}"
+    prompts = []
+    for turn in range(3):
+        words = shlex.split((await page.get(f"{record}/turns/{turn}/curl")).text)
+        assert words[0] == "curl" and words[1].endswith("/generate")
+        prompts.append(json.loads(words[-1])["input_ids"])
+    assert prompts == [[1, 2, 3], [1, 2, 3, 10, 11, 20, 21], [1, 2, 3, 30]]
+    assert (await page.get(f"{record}/turns/9/curl")).status_code == 404
+
+
+async def test_a_list_goes_on_where_it_ended_and_a_search_says_how_far_it_looked(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.viewer.records_page.SHOWN", 2)
+    monkeypatch.setattr("agentrl.viewer.record_search._FIRST_OF_TEXT", 1)
+    monkeypatch.setattr("agentrl.viewer.record_search._SECONDS_OF_TEXT", 0.0)
+    one = await database.records.find_one({"_id": OF_RECORD["record"]})
+    turn = await database.turns.find_one({"record_id": OF_RECORD["record"], "turn": 1})
+    assert one is not None and turn is not None
+    moments = [datetime(2026, 1, 1, 0, 0, second, tzinfo=UTC) for second in (1, 2, 2, 3)]
+    await database.records.delete_many({})
+    await database.records.insert_many(
+        {**one, "_id": f"r{at}", "started_at": when} for at, when in enumerate(moments)
+    )
+    await database.turns.insert_one({**turn, "_id": "t", "record_id": "r0"})
+
+    async def read(path: str) -> tuple[list[str], str | None]:
+        text = (await page.get(path)).text
+        older = re.search(r'rel="next" href="([^"]+)"', text)
+        return re.findall(r">(r\d)</a>", text), older and html.unescape(older[1])
+
+    # Two began in the same moment: they stay together.
+    first, older = await read(f"/run/{run}/records")
+    assert first[0] == "r3" and sorted(first) == ["r1", "r2", "r3"] and older is not None
+    assert await read(f"/run/{run}/records{older}") == (["r0"], None)
+    older, found = "?text=forty-six", []
+    while older is not None:  # each look reads one moment, for want of time
+        records, older = await read(f"/run/{run}/records{older}")
+        found.append(records)
+    assert found == [[], [], ["r0"], []]
 
 
 async def test_records_are_found_by_conditions_by_text_and_by_label(

@@ -102,6 +102,15 @@ class RunConfig:
         "address on which --metrics_port is opened; others than loopback show the metrics to "
         "whoever reaches them",
     )
+    view: bool = flag(
+        True, "whether a launch prints the address of pages about the run, and serves them"
+    )
+    store_trainer_logprobs: bool = flag(
+        True,
+        "whether each step stores the trainer's logprobs of its trained tokens in their rows, "
+        "beside the sampler's",
+        belongs=FlagClass.TRAINING,
+    )
 
 
 @dataclass(frozen=True)

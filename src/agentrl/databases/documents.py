@@ -433,6 +433,7 @@ class TrainedStep(SubDocument):
     step: int
     trainer: str
     fence: int  # the trainer's fencing number, see `Run`
+    logprobs: bytes | None = None  # float32, the trainer's: `trained_logprobs.py`
 
 
 class DBRecordData(Document):

@@ -15,12 +15,13 @@ successor leased or trained: rows carry the fencing number of their holder, and 
 back the rows of lower numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus
+from agentrl.databases.expressions import Expression
 from agentrl.databases.policies import Lineage
 from agentrl.databases.row_parts import join
 from agentrl.databases.transitions import change_rows
@@ -48,6 +49,7 @@ _HEADER_FIELDS = (
 )  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
 _FOR_A_STEP = {"step": {"$gt": 0}}  # true of every leased row; selects the partial index `held`
+_LARGEST_MARKS = 4 * 2**20  # bytes of logprobs in one command
 COUNTED = 10_000  # waiting rows are counted up to this number
 
 
@@ -151,35 +153,46 @@ class RowLedger:
                 return True
         return False
 
-    async def commit(self, step: int, ids: Sequence[str]) -> int:
+    async def commit(
+        self, step: int, ids: Sequence[str], logprobs: Mapping[str, bytes] | None = None
+    ) -> int:
         """Mark the rows of a done step as trained, or as ready to be trained again.
 
-        `ids`: the rows of the step. Returns how many were committed by this trainer; fewer if a
-        successor has taken some.
+        `ids`: the rows of the step. `logprobs`: the trainer's of their trained tokens, by row; they
+        are part of the mark, so a row has those of the steps that trained it and no others. Returns
+        how many were committed by this trainer; fewer if a successor has taken some.
         """
-        trained = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
-        leaves: dict[str, Any] = {"trained": {"$concatArrays": ["$trained", [trained]]}, **_UNHELD}
-        held = {"_id": {"$in": list(ids)}, **self._held(step)}
         if self._max_trained_count > 1:
-            await change_rows(
-                self._rows,
-                {**held, **self._training_is(last=False)},
-                RowStatus.READY,
-                {**leaves, "not_before": step + self._retrained_interval},
-                expected=[RowStatus.LEASED],
-                index="_id_",
-            )
-        await change_rows(
-            self._rows,
-            {**held, **self._training_is(last=True)},
-            RowStatus.TRAINED,
-            leaves,
-            index="_id_",
-        )
+            await self._mark(
+                step, ids, logprobs, RowStatus.READY, self._training_is(last=False),
+                {"not_before": step + self._retrained_interval},
+            )  # fmt: skip
+        await self._mark(step, ids, logprobs, RowStatus.TRAINED, self._training_is(last=True), {})
         by_this_step = {"$elemMatch": {"step": step, "fence": self._fence}}
         return await self._rows.count_documents(
             {"_id": {"$in": list(ids)}, "trained": by_this_step}, hint="_id_"
         )
+
+    async def _mark(
+        self,
+        step: int,
+        ids: Sequence[str],
+        logprobs: Mapping[str, bytes] | None,
+        to: RowStatus,
+        training: dict[str, Any],
+        fields: dict[str, Any],
+    ) -> None:
+        """Add the mark of a done step to the rows of `ids` whose training is such, and free them.
+
+        One command for all rows, or one for each few megabytes of logprobs.
+        """
+        by = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
+        for part, mark in _marks(ids, logprobs or {}, by):
+            leaves = {"trained": {"$concatArrays": ["$trained", [mark]]}, **_UNHELD, **fields}
+            held = {"_id": {"$in": part}, **self._held(step), **training}
+            await change_rows(
+                self._rows, held, to, leaves, expected=[RowStatus.LEASED], index="_id_"
+            )
 
     async def ready(self, limit: int) -> int:
         """The number of ready rows of this data set, at most `limit`."""
@@ -300,6 +313,37 @@ class RowLedger:
             )
             async for document in cursor
         ]
+
+
+def _marks(
+    ids: Sequence[str], logprobs: Mapping[str, bytes], by: Mapping[str, Expression]
+) -> Iterator[tuple[list[str], Expression]]:
+    """The mark of a step as an expression over each row, for some of the rows at a time.
+
+    It finds the row's logprobs by its place among them: a command for each row would cost mongod
+    three times as much.
+    """
+    without = [row for row in ids if row not in logprobs]
+    if without:
+        yield without, dict(by)
+    part: list[str] = []
+    size = 0
+    for row in sorted(logprobs.keys() & set(ids)):
+        if part and size + len(logprobs[row]) > _LARGEST_MARKS:
+            yield part, _mark_with(part, logprobs, by)
+            part, size = [], 0
+        part.append(row)
+        size += len(logprobs[row])
+    if part:
+        yield part, _mark_with(part, logprobs, by)
+
+
+def _mark_with(
+    rows: list[str], logprobs: Mapping[str, bytes], by: Mapping[str, Expression]
+) -> Expression:
+    place = {"$indexOfArray": [{"$literal": rows}, "$_id"]}
+    kept = [{"$literal": [logprobs[row] for row in rows]}, place]
+    return {**by, "logprobs": {"$arrayElemAt": kept}}
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ from agentrl.launcher.ending import (
     part_failed,
     stopped_by,
 )
+from agentrl.launcher.pages import Pages
 from agentrl.launcher.preflight import TaskFileCheck
 from agentrl.launcher.presets import Preset
 from agentrl.launcher.processes import (
@@ -153,6 +154,7 @@ class Launch:
             soft_wrap=not self._console.is_terminal,
         )
         database: RunDatabase | None = None
+        pages = self._open_pages()
         try:
             database = await self._open_database()
             if self._record is not None:
@@ -178,6 +180,8 @@ class Launch:
             raise
         finally:
             await self._supervisor.stop_all()
+            if pages is not None:
+                await pages.close()
             if database is not None:
                 await database.close()
             if self._mongod is not None:
@@ -208,6 +212,19 @@ class Launch:
             return only_services
         ledger = LedgerFigures(database)
         return exposed(config, "ledger", [ledger], refresh=ledger.refresh, beside=services)
+
+    def _open_pages(self) -> Pages | None:
+        """Open the port of the run's pages, and print their address."""
+        config = self._stack.config
+        if self._record is None or not config.run.view:
+            return None
+        try:
+            pages = Pages(config, LOGS / f"{config.run.run_name}_view.log")
+        except OSError as error:
+            print_lines(self._console, [f"no pages about the run: {error}"])
+            return None
+        print_lines(self._console, [f"look at the run: {pages.address}"])
+        return pages
 
     def _hold_port(self) -> int:
         return self._ports.enter_context(HeldPort()).number

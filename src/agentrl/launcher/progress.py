@@ -80,12 +80,12 @@ class Snapshot:
 
 
 class MetricsTail:
-    """Follows a metrics file."""
+    """Follows a metrics file. `most`: lines that are kept, the last ones; None: all."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, most: int | None = _RECENT_STEPS) -> None:
         self._path = path
         self._inode = self._offset = 0
-        self.recent: deque[Metrics] = deque(maxlen=_RECENT_STEPS)
+        self.recent: deque[Metrics] = deque(maxlen=most)
 
     def read(self) -> None:
         """Read the lines added since the last call. An incomplete line is read next time."""

@@ -122,7 +122,8 @@ def with_versions(conditions: Filter, steps: dict[int, int]) -> Filter:
 
 async def selected(database: RunDatabase, conditions: Filter, split: Split) -> list[Filter]:
     """What Records of a run must fulfil. `split` is ignored if a condition is on the split."""
-    steps = dict((await load_lineage(database)).steps)
+    by_step = names_field(conditions, STEP)
+    steps = dict((await load_lineage(database)).steps) if by_step else {}
     filters = [with_versions(conditions, steps)]
     return filters if names_field(conditions, "split") else [*filters, {"split": split}]
 

@@ -25,9 +25,12 @@ from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 
 from agentrl.configs import ConfigError
-from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
+from agentrl.databases.arrays import pack_floats, unpack_floats, unpack_ints, unpack_mask
 from agentrl.databases.connection import DatabaseUnreachable, is_outage
-from agentrl.databases.documents import Split
+from agentrl.databases.documents import Split, TrainedStep
+from agentrl.databases.row_parts import PARTS
+from agentrl.databases.token_tree import TokenTree
+from agentrl.databases.trained_logprobs import trainer_logprobs
 from agentrl.launcher.database import mongod_of, run_place, running_mongod
 from agentrl.launcher.record_filter import names_field, read_conditions, with_versions
 from agentrl.redaction import without_passwords
@@ -37,6 +40,7 @@ _ARRAYS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
     "prompt_delta_ids": unpack_ints, "output_ids": unpack_ints, "output_logprobs": unpack_floats,
     "input_ids": unpack_ints, "loss_mask": unpack_mask, "logprobs": unpack_floats,
     "versions": unpack_ints, "advantages": unpack_floats, "capped": unpack_mask,
+    "trainer_logprobs": unpack_floats,
 }  # fmt: skip
 _IDS = 1000  # of Records that one query names
 _ANSWER_MS = 3_000  # that a mongod on this machine is waited for, before it is looked for again
@@ -168,9 +172,10 @@ class OpenRun:
     def rows(self, records: Iterable[str] | None = None) -> pa.Table:
         """Training rows, of all Records or of those with these ids.
 
-        Columns of tokens that are stored in parts, of rows above 4 MB, are empty.
+        `trainer_logprobs` are those of the last step that kept them, and 0 on tokens that are not
+        trained. Columns of tokens that are stored in parts, of rows above 4 MB, are empty.
         """
-        return self._of("record_data", "_id", records)
+        return self._of("record_data", "_id", records, _with_trainer)
 
     def metrics(self) -> pa.Table:
         """The trainer's figures, one row for each step."""
@@ -182,18 +187,33 @@ class OpenRun:
             lambda run: (line["values"] for line in run["step_metrics"].find().sort("_id", 1))
         )
 
-    def _of(self, collection: str, field: str, records: Iterable[str] | None) -> pa.Table:
+    def _of(
+        self,
+        collection: str,
+        field: str,
+        records: Iterable[str] | None,
+        shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda document: document,
+    ) -> pa.Table:
         ids = None if records is None else list(records)
 
         def find(run: Database[dict[str, Any]]) -> Documents:
             if ids is None:
-                yield from run[collection].find().sort("_id", 1)
+                yield from map(shown, run[collection].find().sort("_id", 1))
                 return
             for start in range(0, len(ids), _IDS):
                 wanted = {field: {"$in": ids[start : start + _IDS]}}
-                yield from run[collection].find(wanted).sort("_id", 1)
+                yield from map(shown, run[collection].find(wanted).sort("_id", 1))
 
         return self._read(find)
+
+
+def _with_trainer(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A row with the trainer's logprobs as a column of its own."""
+    marks = [TrainedStep.model_validate(mark) for mark in row["trained"]]
+    plain = {**row, "trained": [mark.model_dump(exclude={"logprobs"}) for mark in marks]}
+    if PARTS in row or (known := trainer_logprobs(TokenTree.unpack(dict(row)), marks)) is None:
+        return plain
+    return {**plain, "trainer_logprobs": pack_floats(known)}
 
 
 def _table(documents: Documents) -> pa.Table:

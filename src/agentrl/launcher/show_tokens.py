@@ -5,7 +5,10 @@ from collections.abc import Iterator, Sequence
 from agentrl.launcher.trajectory_tokens import TurnTokens
 
 # Columns of the model's own tokens, in order, with the format of a value.
-_FORMS = {"mask": ".0f", "logprob": ".4f", "advantage": "+.4f", "version": ".0f"}
+_FORMS = {
+    "mask": ".0f", "logprob": ".4f", "trainer": ".4f", "ratio": ".4f", "advantage": "+.4f",
+    "version": ".0f",
+}  # fmt: skip
 _WIDTH = 10
 
 
@@ -29,9 +32,10 @@ def token_lines(turns: Sequence[TurnTokens]) -> Iterator[str]:
             yield _line([f"{place}", f"{token}", *masked], repr(text))
             place += 1
         for at, (token, text) in enumerate(zip(turn.output_ids, turn.output_texts, strict=True)):
-            values = [turn.values.get(name) for name in columns]
+            # A turn may lack a column, and a token a value.
+            values = [turn.values[name][at] if name in turn.values else None for name in columns]
             shown = [
-                "" if own is None else format(own[at], _FORMS.get(name, ".4f"))
+                "" if own is None else format(own, _FORMS.get(name, ".4f"))
                 for name, own in zip(columns, values, strict=True)
             ]
             yield _line([f"{place}", f"{token}", *shown], repr(text))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from agentrl.databases.arrays import unpack_floats, unpack_ints
@@ -19,6 +20,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, DispatchedSamplingTask, Record
 from agentrl.databases.row_parts import join
 from agentrl.databases.runs import load_run
+from agentrl.databases.trained_logprobs import trained_places, trainer_logprobs
 from agentrl.launcher.trajectory import read_turns
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.groups.row_building import replay
@@ -30,8 +32,9 @@ class TurnTokens:
 
     `start`: number of tokens before them in the model's context, of which the first turn of a
     segment shares `shared` with its parent. `texts`: of both, in order.
-    `values`: columns of the model's own tokens, by name: `logprob`, `version`, and of a row `mask`
-    and `advantage`.
+    `values`: columns of the model's own tokens, by name: `logprob`, `version`, of a row `mask` and
+    `advantage`, and of a trained one, where they are kept, the trainer's logprob `trainer` and the
+    `ratio` of its probability to the sampler's. Tokens that are not trained have none of these.
     """
 
     turn: int
@@ -43,7 +46,7 @@ class TurnTokens:
     output_ids: list[int]
     prompt_texts: list[str]
     output_texts: list[str]
-    values: dict[str, list[float]]
+    values: dict[str, list[float | None]]
 
 
 async def read_tokens(database: RunDatabase, record: Record) -> list[TurnTokens]:
@@ -83,8 +86,8 @@ def turn_tokens(
     found = []
     for turn in turns:
         prompt, output = unpack_ints(turn.prompt_delta_ids), unpack_ints(turn.output_ids)
-        values: dict[str, list[float]] = {
-            "logprob": [round(float(v), 6) for v in unpack_floats(turn.output_logprobs)],
+        values: dict[str, list[float | None]] = {
+            "logprob": _rounded(unpack_floats(turn.output_logprobs)),
             "version": _versions(turn.versions, len(output)),
         }
         if own is not None:
@@ -107,8 +110,14 @@ def turn_tokens(
     return found
 
 
-def _versions(spans: Sequence[VersionSpan], count: int) -> list[float]:
-    versions: list[float] = []
+def _rounded(values: NDArray[Any]) -> list[float | None]:
+    """Numbers with six digits; None for what is not a number."""
+    known = np.round(values.astype(np.float64), 6).tolist()
+    return [None if value != value else value for value in known]
+
+
+def _versions(spans: Sequence[VersionSpan], count: int) -> list[float | None]:
+    versions: list[float | None] = []
     for span in spans:
         versions += [float(span.version)] * (span.end - span.start)
     return (versions + [-1.0] * count)[:count]
@@ -116,7 +125,7 @@ def _versions(spans: Sequence[VersionSpan], count: int) -> list[float]:
 
 def _values_of_row(
     turns: Sequence[DispatchedSamplingTask], row: DBRecordData
-) -> dict[int, dict[str, list[float]]] | None:
+) -> dict[int, dict[str, list[float | None]]] | None:
     """Mask and advantage of each turn's own tokens; None if the turns do not make up the row."""
     ends = np.cumsum([0, *(len(unpack_ints(turn.output_ids)) for turn in turns)])
     # The number of each token, counted from 1, in a column that a row does not use.
@@ -127,21 +136,32 @@ def _values_of_row(
     place = np.zeros(ends[-1], dtype=np.int64)
     own = np.flatnonzero(tree["staleness"])
     place[tree["staleness"][own] - 1] = own
-    columns = {"mask": row.tree["mask"], "advantage": row.tree["advantages"]}
+    columns: dict[str, NDArray[Any]] = {
+        "mask": row.tree["mask"], "advantage": row.tree["advantages"],
+    }  # fmt: skip
+    trainer = trainer_logprobs(row.tree, row.trained)
+    if trainer is not None:
+        known = np.zeros(len(row.tree), dtype=bool)
+        known[trained_places(row.tree)] = True
+        columns["trainer"] = np.where(known, trainer, np.nan)
+        columns["ratio"] = np.where(known, np.exp(trainer - row.tree["logprobs"]), np.nan)
     return {
-        turn.turn: {
-            name: [round(float(v), 6) for v in values[place[start:end]]]
-            for name, values in columns.items()
-        }
+        turn.turn: {name: _rounded(values[place[start:end]]) for name, values in columns.items()}
         for turn, (start, end) in zip(turns, pairwise(ends), strict=True)
     }
 
 
 def _texts(ids: Sequence[int], model: Path | None) -> list[str]:
-    tokenizer = _tokenizer(str(model)) if model is not None else None
-    if tokenizer is None:
+    if model is None or _tokenizer(str(model)) is None:
         return [f"[{token}]" for token in ids]
-    return [tokenizer.decode([token], skip_special_tokens=False) or f"[{token}]" for token in ids]
+    return [_text(str(model), token) for token in ids]
+
+
+@lru_cache(maxsize=50_000)
+def _text(model: str, token: int) -> str:
+    """A long Record has few different tokens."""
+    text: str = _tokenizer(model).decode([token], skip_special_tokens=False)
+    return text or f"[{token}]"
 
 
 @lru_cache(maxsize=8)

@@ -4,6 +4,8 @@ import asyncio
 import ipaddress
 import os
 import secrets
+import socket
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import view_parser
 from agentrl.launcher.deployment import read_deployment
+from agentrl.launcher.pages import SOCKET, TOKEN
 from agentrl.launcher.report import print_lines
 from agentrl.stop_signals import stop_signals
 from agentrl.viewer.places import Places
@@ -42,8 +45,12 @@ def main(argv: Sequence[str]) -> int:
         )
     if password is not None and len(password) < _SHORTEST:
         raise ConfigError(f"{PASSWORD}: it needs {_SHORTEST} characters or more")
-    secret = password or secrets.token_urlsafe(16)
     root = Path(arguments.output_root)
+    if SOCKET in os.environ:
+        listening = socket.socket(fileno=int(os.environ[SOCKET]))
+        asyncio.run(_serve_launch(Places(root, url, elsewhere), listening, os.environ[TOKEN]))
+        return 0
+    secret = password or secrets.token_urlsafe(16)
 
     async def serve() -> None:
         async with Places(root, url, elsewhere) as places:
@@ -68,6 +75,12 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+async def _serve_launch(places: Places, listening: socket.socket, secret: str) -> None:
+    """Serve on the socket of a launch until it ends: then its end of standard input is closed."""
+    async with places, Viewer(places, secret).running_on(listening):
+        await _until_signal(launcher=sys.stdin.fileno())
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -79,9 +92,14 @@ def _in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-async def _until_signal() -> None:
+async def _until_signal(launcher: int | None = None) -> None:
+    """Wait for a signal, or for the end of the file that a launcher holds open."""
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
+    if launcher is not None:
+        loop.add_reader(launcher, asked.set)
     for number in stop_signals():
         loop.add_signal_handler(number, asked.set)
     await asyncio.shield(asked.wait())
+    if launcher is not None:
+        loop.remove_reader(launcher)

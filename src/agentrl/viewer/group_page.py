@@ -11,6 +11,23 @@ from agentrl.viewer.places import Place
 
 SHOWN = 200
 _READ = 20_000  # newest groups of which the table is made
+_SCORES = {"$filter": {"input": "$slots.score", "as": "score", "cond": {"$ne": ["$$score", None]}}}
+_SUCCESS = {  # of a group; null without a score
+    "$avg": {
+        "$map": {
+            "input": _SCORES,
+            "as": "score",
+            "in": {"$cond": [{"$gte": ["$$score", SUCCESS_SCORE]}, 1, 0]},
+        }
+    }
+}
+_LEARNED = {
+    "$cond": [
+        {"$gt": [{"$size": "$known"}, 1]},
+        {"$subtract": [{"$first": "$known"}, {"$last": "$known"}]},
+        None,
+    ]
+}
 
 
 @dataclass(frozen=True)
@@ -50,25 +67,59 @@ async def read_tasks(place: Place, asked: Mapping[str, str]) -> list[TaskLine]:
     """
     begun = {"$nin": [TaskStatus.CREATED, TaskStatus.LEFT_OUT]}
     wanted: dict[str, Any] = {"split": await split_of(place, asked), "status": begun}
+    order = asked.get("order", "newest")
     if text := asked.get("text", "").strip():
         pattern = {"$regex": re.escape(text), "$options": "i"}
         wanted["$or"] = [{"task_id": pattern}, {"query": pattern}]
-    shown = {"task_id": 1, "query": 1, "epoch": 1, "slots.score": 1}
-    cursor = place.database.tasks.find(wanted, shown).sort([("group_order", -1)]).limit(_READ)
-    lines: dict[str, TaskLine] = {}
-    async for task in cursor:
-        scores = [slot["score"] for slot in task["slots"] if slot["score"] is not None]
-        success = sum(s >= SUCCESS_SCORE for s in scores) / len(scores) if scores else None
-        line = lines.setdefault(task["task_id"], TaskLine(task["task_id"], task["query"], [], None))
-        line.epochs.insert(0, (task["epoch"], task["_id"], success))
-    found = [_learned(line) for line in lines.values()]
-    match asked.get("order", "newest"):
-        case "learned":
-            found.sort(key=lambda line: -(line.learned or 0.0))
-        case "hardest":
-            found = [line for line in found if _last(line) is not None]
-            found.sort(key=lambda line: _last(line) or 0.0)
-    return found[:SHOWN]
+        return await _lines(place, wanted, order)
+    name = f"tasks of {wanted['split']}, {order}"
+    return await place.kept.get(name, lambda: _lines(place, wanted, order))
+
+
+async def _lines(place: Place, wanted: dict[str, Any], order: str) -> list[TaskLine]:
+    orders: dict[str, dict[str, int]] = {
+        "learned": {"learned": -1, "newest": -1},
+        "hardest": {"last": 1, "newest": -1},
+    }
+    cursor = await place.database.tasks.aggregate(
+        [
+            {"$match": wanted},
+            {"$sort": {"group_order": -1}},
+            {"$limit": _READ},
+            {"$project": {"task_id": 1, "epoch": 1, "group_order": 1, "success": _SUCCESS}},
+            {
+                "$group": {
+                    "_id": "$task_id",
+                    "newest": {"$max": "$group_order"},
+                    "epochs": {"$push": {"number": "$epoch", "id": "$_id", "success": "$success"}},
+                    "known": {"$push": {"$ifNull": ["$success", "$$REMOVE"]}},
+                }
+            },
+            *([{"$match": {"known": {"$ne": []}}}] if order == "hardest" else []),
+            # Of the newest known success and the oldest, of two or more; null sorts lowest.
+            {"$set": {"last": {"$first": "$known"}, "learned": _LEARNED}},
+            {"$sort": orders.get(order, {"newest": -1})},
+            {"$limit": SHOWN},
+        ],
+        allowDiskUse=True,
+    )
+    lines = [line async for line in cursor]
+    groups = [line["epochs"][0]["id"] for line in lines]
+    queries = {
+        task["task_id"]: task["query"]
+        async for task in place.database.tasks.find(
+            {"_id": {"$in": groups}}, {"task_id": 1, "query": 1}
+        )
+    }
+    return [
+        TaskLine(
+            line["_id"],
+            queries.get(line["_id"], ""),
+            [(each["number"], each["id"], each["success"]) for each in reversed(line["epochs"])],
+            line["learned"],
+        )
+        for line in lines
+    ]
 
 
 async def split_of(place: Place, asked: Mapping[str, str]) -> Split:
@@ -127,13 +178,3 @@ async def _said(place: Place, records: Sequence[Record]) -> dict[str, list[Said]
             n_same += 1
         said[record] = [Said(text, at < n_same) for at, text in enumerate(own)]
     return said
-
-
-def _learned(line: TaskLine) -> TaskLine:
-    known = [success for _, _, success in line.epochs if success is not None]
-    gain = known[-1] - known[0] if len(known) > 1 else None
-    return TaskLine(line.task_id, line.query, line.epochs, gain)
-
-
-def _last(line: TaskLine) -> float | None:
-    return next((success for *_, success in reversed(line.epochs) if success is not None), None)

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,8 +27,10 @@ from agentrl.launcher.database import (
     run_place,
     running_mongod,
 )
+from agentrl.launcher.progress import MetricsTail, ProgressReader
 from agentrl.launcher.run_state import RunRow
 from agentrl.launcher.runs import list_runs
+from agentrl.viewer.kept import Kept
 
 _IDLE_S = 60.0  # after which a mongod that was started for a look is stopped
 _LOOK_S = 5.0
@@ -42,6 +44,9 @@ class Place:
     database: RunDatabase
     folder: Path
     url: str
+    progress: ProgressReader
+    metrics: MetricsTail  # all lines of the folder's file
+    kept: Kept = field(default_factory=Kept)
 
 
 @dataclass
@@ -140,7 +145,10 @@ class Places:
             await stack.aclose()
             raise
         database = RunDatabase(client, client[name])
-        return _Open(Place(name, database, folder, url), stack, port, started)
+        progress = ProgressReader(database, folder)
+        metrics = MetricsTail(folder / "metrics.jsonl", most=None)
+        found = Place(name, database, folder, url, progress, metrics)
+        return _Open(found, stack, port, started)
 
     async def _close_idle(self) -> None:
         while True:

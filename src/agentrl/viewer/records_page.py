@@ -3,62 +3,81 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.databases.documents import Record, Split
+from agentrl.databases.runs import load_run
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import ORDERS, list_records
 from agentrl.viewer.group_page import split_of
 from agentrl.viewer.notes import labelled, labels_in_use
 from agentrl.viewer.places import Place
+from agentrl.viewer.record_search import search
+from agentrl.viewer.shown import WORKING
 
 SHOWN = 100
-_SEARCHED = 50_000  # newest turns that a search in texts reads
 
 
 @dataclass(frozen=True)
 class RecordsPage:
-    """What the page shows. `asked`: the fields of its form. `error`: why they are refused."""
+    """What the page shows. `asked`: the fields of its form. `error`: why they are refused.
+
+    `looked_at`: Records that were read, None where an order of all is shown. `until`: none that
+    began before this time was read.
+    """
 
     asked: Mapping[str, str]
     records: list[Record]
     labels: list[str]
     error: str | None = None
+    looked_at: int | None = None
+    until: datetime | None = None
+    live: bool = False  # whether the newest Records of a run at work are shown
+    enough: int = SHOWN
     orders: tuple[str, ...] = tuple(ORDERS)
     splits: tuple[str, ...] = tuple(Split)
 
 
 async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPage:
-    """Read it. `asked`: `where` (conditions, one a line), `order`, `split`, `text`, `label`.
+    """Read it. `asked`: `where` (conditions, one a line), `order`, `split`, `text`, `label`, and
+    `before`, a time.
 
-    Raises `ConfigError` for a filter that cannot be read.
+    Raises `ConfigError` for a filter and `ValueError` for a time that cannot be read.
     """
+    database = place.database
     given = [line.strip() for line in re.split(r"[\n;]", asked.get("where", "")) if line.strip()]
     conditions: dict[str, Any] = read_conditions(given)
-    chosen: list[dict[str, Any]] = []
-    if text := asked.get("text", "").strip():
-        chosen.append({"_id": {"$in": await _with_text(place, text)}})
     if label := asked.get("label", ""):
-        chosen.append({"_id": {"$in": await labelled(place.database, label)}})
-    if chosen:
-        conditions = {"$and": [*conditions.get("$and", []), *chosen]}
-    order = asked.get("order", "newest")
+        chosen = {"_id": {"$in": await labelled(database, label)}}
+        conditions = {"$and": [*conditions.get("$and", []), chosen]}
+    order, text = asked.get("order", "newest"), asked.get("text", "").strip()
     split = await split_of(place, asked)
-    records = await list_records(place.database, order, conditions, split, SHOWN)
-    return RecordsPage({**asked, "split": split}, records, await labels_in_use(place.database))
-
-
-async def _with_text(place: Place, text: str) -> list[str]:
-    """The Records of the newest turns in which a text occurs, in what model or tools said."""
-    pattern = {"$regex": re.escape(text), "$options": "i"}
-    said = [{name: pattern} for name in ("output_text", "messages.content", "tool_calls.result")]
-    cursor = await place.database.turns.aggregate(
-        [
-            {"$limit": _SEARCHED},
-            {"$match": {"$or": said}},
-            {"$limit": 2000},
-            {"$project": {"record_id": 1}},
-        ],
-        hint={"$natural": -1},
+    labels = await labels_in_use(database)
+    shown = {**asked, "split": split}
+    if order != "newest" and not text:
+        records = await list_records(database, order, conditions, split, SHOWN)
+        return RecordsPage(shown, records, labels)
+    found = await search(database, conditions, split, text, _time(asked.get("before", "")), SHOWN)
+    records = found.records
+    if order != "newest":
+        records = [record for record in records if record.score is not None]
+        best = order == "best"
+        records.sort(key=lambda r: (r.score or 0.0, -r.tokens.generated), reverse=best)
+    live = order == "newest" and not text and "before" not in asked and await _works(place)
+    return RecordsPage(
+        shown, records, labels, looked_at=found.looked_at, until=found.until, live=live
     )
-    return list({turn["record_id"] async for turn in cursor})
+
+
+async def _works(place: Place) -> bool:
+    run = await load_run(place.database)
+    return run is not None and run.status in WORKING
+
+
+def _time(text: str) -> datetime | None:
+    """A time of an address of this page. Raises ValueError."""
+    if not text:
+        return None
+    read = datetime.fromisoformat(text)
+    return read if read.tzinfo else read.replace(tzinfo=UTC)

@@ -2,26 +2,28 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from statistics import mean
 from typing import Any
 
-from agentrl.databases.documents import InferenceService, Run
+from agentrl.databases.documents import InferenceService, Run, Split
 from agentrl.databases.failed_tasks import count_failed_tasks
 from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.runs import load_run
 from agentrl.databases.success import success_curve
-from agentrl.launcher.progress import Metrics, ProgressReader, Snapshot
+from agentrl.launcher.progress import Metrics, Snapshot
+from agentrl.launcher.run_folder import read_launch
 from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
-from agentrl.viewer.steps import read_steps
+from agentrl.viewer.samplers import SamplerLine, read_samplers
+from agentrl.viewer.shown import WORKING
+from agentrl.viewer.steps import read_steps, thinned
+from agentrl.viewer.timeline import PHASES
 
 _SHOWN_EVALUATIONS = 20
-_MOST_STEPS = 500  # points of the curve of success
-_PHASES = (
-    ("wait_seconds", "waiting for rows"), ("train_seconds", "training"),
-    ("publish_seconds", "publishing"), ("save_seconds", "saving"),
-)  # fmt: skip
+_SLOW_S = 10.0
+_MOST_STEPS = 500  # points of a curve
 
 
 @dataclass(frozen=True)
@@ -39,35 +41,71 @@ class Chart:
 
 
 @dataclass(frozen=True)
+class SlowPart:
+    """What a page that keeps itself fresh reads less often, because it changes slowly."""
+
+    services: list[InferenceService]
+    samplers: list[SamplerLine]  # of a run at work
+    n_failed: int
+    n_quarantined: int
+    evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
+    sampled: int  # tokens so far, those of evaluations too
+
+
+@dataclass(frozen=True)
 class RunPage:
-    """What the page shows."""
+    """What the page shows. `seconds`: of all launches so far; `trained`: tokens so far."""
 
     run: Run | None
     snapshot: Snapshot
     charts: list[Chart]
-    services: list[InferenceService]
-    n_failed: int
-    n_quarantined: int
+    slow: SlowPart
     flags: dict[str, Any]
-    evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
+    seconds: float | None
+    trained: int
 
 
 async def read_run_page(place: Place) -> RunPage:
-    """Read it, with some twenty small queries."""
+    """Read it, with some fifteen small queries, and at times with as many more."""
     database = place.database
-    snapshot = await ProgressReader(database, place.folder).read()
+    snapshot = await place.progress.read()
     run = await load_run(database)
-    services = [InferenceService.from_mongo(found) async for found in database.services.find()]
+    launch = read_launch(place.folder)
+    works = snapshot.status in WORKING
+    slow = await place.kept.get("slow", lambda: _slow(place, works), _SLOW_S if works else 0.0)
     return RunPage(
         run=run,
         snapshot=snapshot,
         charts=await read_charts(place, snapshot),
-        services=services,
+        slow=slow,
+        flags=dict(run.flags or {}) if run else {},
+        seconds=launch.seconds if launch is not None else None,
+        trained=sum(line["n_train_tokens"] for line in await read_steps(place)),
+    )
+
+
+async def _slow(place: Place, works: bool) -> SlowPart:
+    database = place.database
+    return SlowPart(
+        services=[InferenceService.from_mongo(found) async for found in database.services.find()],
+        samplers=await read_samplers(place, datetime.now(UTC)) if works else [],
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
-        flags=dict(run.flags or {}) if run else {},
         evaluations=await _evaluations(place),
+        sampled=await _sampled_tokens(place),
     )
+
+
+async def _sampled_tokens(place: Place) -> int:
+    """Generated tokens of all Records, by the index that has them."""
+    cursor = await place.database.records.aggregate(
+        [
+            {"$match": {"split": {"$in": list(Split)}}},
+            {"$group": {"_id": None, "tokens": {"$sum": "$tokens.generated"}}},
+        ],
+        hint="results",
+    )
+    return sum([group["tokens"] async for group in cursor])
 
 
 async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
@@ -83,7 +121,7 @@ async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
 
 async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:
     """Success first, then the trainer's figures."""
-    curve = await success_curve(place.database, _MOST_STEPS)
+    curve = await place.kept.get("curve", lambda: success_curve(place.database, _MOST_STEPS))
     held_out = {each.step: each.success for each in snapshot.held_out}
     steps = sorted({*(point.step for point in curve), *held_out})
     of_step = {point.step: point for point in curve}
@@ -95,7 +133,7 @@ async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:
             ("held-out tasks", [held_out.get(s) for s in steps]),
         ],
     )
-    return [success, *_trainer_charts(await read_steps(place))]
+    return [success, *_trainer_charts(thinned(await read_steps(place), _MOST_STEPS))]
 
 
 def _trainer_charts(metrics: Sequence[Metrics]) -> list[Chart]:
@@ -116,6 +154,6 @@ def _trainer_charts(metrics: Sequence[Metrics]) -> list[Chart]:
             line["n_train_tokens"] / max(line["step_seconds"], 1e-9) for line in metrics
         ]
         charts.append(Chart("trained tokens per second", steps, [("tokens/s", rate)]))
-        phases = [(label, [line[name] for line in metrics]) for name, label in _PHASES]
+        phases = [(label, [line[name] for line in metrics]) for name, label in PHASES]
         charts.append(Chart("phases of a step", steps, phases, "s", stacked=True))
     return charts

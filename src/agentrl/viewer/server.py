@@ -7,9 +7,9 @@ cookie. Requests that write have to carry that cookie, which browsers send from 
 import hashlib
 import hmac
 import logging
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
@@ -32,9 +32,10 @@ from agentrl.viewer.notes import write_note
 from agentrl.viewer.places import Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
-from agentrl.viewer.shown import FILTERS
+from agentrl.viewer.shown import FILTERS, WORKING
 from agentrl.viewer.step_page import read_step_page
-from agentrl.viewer.trajectory_page import read_trajectory_page
+from agentrl.viewer.trajectory_page import read_trajectory_page, read_turns_of
+from agentrl.viewer.turn_request import curl_command
 
 log = logging.getLogger(__name__)
 
@@ -65,16 +66,28 @@ class Viewer:
             lstrip_blocks=True,
         )
         self._pages.filters.update(FILTERS)
-        self._pages.globals.update(version=__version__, href=_href)
+        self._pages.globals.update(version=__version__, href=_href, working=WORKING)
 
     @asynccontextmanager
     async def running(self, host: str, port: int) -> AsyncIterator[int]:
         """Serve; yields the port. Raises OSError if the port is taken."""
+        async with self._runner() as runner:
+            await web.TCPSite(runner, host, port).start()
+            yield runner.addresses[0][1]
+
+    @asynccontextmanager
+    async def running_on(self, listening: socket.socket) -> AsyncIterator[None]:
+        """Serve on a socket that listens already."""
+        async with self._runner() as runner:
+            await web.SockSite(runner, listening).start()
+            yield
+
+    @asynccontextmanager
+    async def _runner(self) -> AsyncIterator[web.AppRunner]:
         runner = web.AppRunner(self._app(), access_log=None)
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
-            yield runner.addresses[0][1]
+            yield runner
         finally:
             await runner.cleanup()
 
@@ -94,6 +107,7 @@ class Viewer:
             ("/records/{record}", self._record),
             ("/records/{record}/json", self._whole),
             ("/records/{record}/tokens", self._tokens),
+            ("/records/{record}/turns/{turn:\\d+}/curl", self._curl),
             ("/compare", self._compare),
             ("/failures", self._failures),
         ):
@@ -165,7 +179,7 @@ class Viewer:
         """The curves of a run, which the page of another lays over its own."""
         page = await read_run_page(place)
         charts = await read_charts(place, page.snapshot)
-        return _json([asdict(chart) for chart in charts])
+        return _json(charts)
 
     async def _step(self, request: web.Request, place: Place) -> web.Response:
         page = await read_step_page(place, int(request.match_info["step"]))
@@ -201,7 +215,15 @@ class Viewer:
         if found is None:
             return _json(None)
         tokens = await read_tokens(place.database, Record.from_mongo(found))
-        return _json([asdict(turn) for turn in tokens])
+        return _json(tokens)
+
+    async def _curl(self, request: web.Request, place: Place) -> web.Response:
+        """The command that asks a service for a turn again, to be copied."""
+        turns = await read_turns_of(place, request.match_info["record"])
+        command = curl_command(turns, int(request.match_info["turn"]))
+        if command is None:
+            return self._none(place, "turn with tokens", request.match_info["turn"])
+        return web.Response(text=command, headers=_SAFE)
 
     async def _whole(self, request: web.Request, place: Place) -> web.Response:
         """A Record with its turns and tokens, to be copied."""

@@ -1,17 +1,22 @@
 """Numbers, times and texts as people read them: the filters of the templates."""
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
+from urllib.parse import urlencode
 
 from agentrl.launcher.runs import age
 from agentrl.launcher.view import duration
 
 _NONE = "–"
+WORKING = ("training", "evaluating", "sampling", "starting", "created")  # of a run: its pages move
 
 
 def number(value: float | None, form: str = ".3g") -> str:
-    """A number in a format; a dash for None."""
-    return _NONE if value is None else format(value, form)
+    """A number in a format, a whole one without; a dash for None."""
+    if value is None:
+        return _NONE
+    return f"{value:,}" if isinstance(value, int) and form == ".3g" else format(value, form)
 
 
 def ago(value: datetime | float | None) -> str:
@@ -48,6 +53,19 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
+def large(value: int) -> str:
+    """A count with three digits or so: 12.3k, 4.56M."""
+    for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= unit:
+            return f"{value / unit:.3g}{name}"
+    return str(value)
+
+
+def query(fields: Mapping[str, str], **changed: str) -> str:
+    """The query of an address with these fields, some of them changed."""
+    return urlencode({**fields, **changed})
+
+
 FILTERS = {
     "number": number,
     "ago": ago,
@@ -55,4 +73,6 @@ FILTERS = {
     "folded_json": folded_json,
     "milliseconds": milliseconds,
     "duration": duration,
+    "query": query,
+    "large": large,
 }

@@ -8,6 +8,7 @@ from agentrl.databases.documents import RowStatus
 from agentrl.launcher.progress import Metrics
 from agentrl.viewer.places import Place
 from agentrl.viewer.steps import read_steps
+from agentrl.viewer.timeline import Timeline, read_timeline
 
 _SHOWN = 1000
 _FIELDS = (
@@ -27,6 +28,7 @@ class StepPage:
     groups: dict[str, int]  # rows by group
     records: dict[str, dict[str, Any]]  # the rows' Records, by id
     last: int  # the newest step
+    timeline: Timeline | None
 
 
 async def read_step_page(place: Place, step: int) -> StepPage:
@@ -55,4 +57,5 @@ async def read_step_page(place: Place, step: int) -> StepPage:
         groups=dict(Counter(row["task"] for row in rows)),
         records=records,
         last=steps[-1]["step"] if steps else step,
+        timeline=await read_timeline(place, figures),
     )

@@ -1,5 +1,6 @@
 """The page of a Record: its conversation, its tokens, and why it was trained or not."""
 
+import shlex
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,29 @@ from agentrl.launcher.trajectory import read_turns
 from agentrl.launcher.trajectory_tokens import model_folder, read_row
 from agentrl.viewer.notes import read_note
 from agentrl.viewer.places import Place
+
+PROGRAM = "program"  # the agent that is a program of the user's
+# Why a finalised Record became no row, by its `left_out`; a rule of another name names itself.
+_LEFT_OUT = {
+    "drop_zero_advantage": "its advantage is 0, as when all rollouts of the group have the same "
+    "score (--drop_zero_advantage)",
+    "minimal_advantage": "its advantage is below --minimal_advantage",
+    "balance_sample": "others of the group were chosen, so that right and wrong ones are as many "
+    "(--balance_sample)",
+    "balance_equally": "others of the group were chosen, so that right and wrong ones are as many "
+    "(--balance_equally)",
+    "greedy_baseline": "it is the greedy rollout that the others are compared with",
+    "min_score_spread": "the scores of its group differ too little (--min_score_spread)",
+    "reserve_context_error_count": "enough others of the group ended at a limit "
+    "(--reserve_context_error_count)",
+    "min_turns": "it has fewer turns than --min_turns",
+    "not_scored": "it has no score",
+    "quarantined": "no row could be made of it",
+    "no_turns": "nothing was generated: its prompt was at a limit",
+    "not_trained": "none of its turns is to be trained: they are of agents that are not trained, "
+    "or were sampled otherwise",
+    "too_long": "all its turns end beyond --max_tokens",
+}
 
 
 @dataclass(frozen=True)
@@ -38,6 +62,7 @@ class TrajectoryPage:
     siblings: list[dict[str, Any]]
     note: Note | None
     model: str | None
+    replay: str | None  # the command that runs its program again
 
 
 async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage | None:
@@ -66,7 +91,21 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
         siblings=[each async for each in siblings.sort([("rollout", 1), ("attempt", -1)])],
         note=await read_note(database, record_id),
         model=None if model is None else str(model),
+        replay=_replay_command(place, record),
     )
+
+
+async def read_turns_of(place: Place, record_id: str) -> list[DispatchedSamplingTask]:
+    """The turns of a Record in order; none if there is no such Record."""
+    document = await place.database.records.find_one({"_id": record_id})
+    return [] if document is None else await read_turns(place.database, Record.from_mongo(document))
+
+
+def _replay_command(place: Place, record: Record) -> str | None:
+    """Programs are run again, answered from the ledger; agents of AgentRL's are not."""
+    if record.agent_name != PROGRAM:
+        return None
+    return shlex.join(["agentrl", "replay", place.name, record.id])
 
 
 def _fate(record: Record, row: DBRecordData | None, group: TaskStatus | None) -> str:
@@ -87,7 +126,9 @@ def _fate(record: Record, row: DBRecordData | None, group: TaskStatus | None) ->
                 return "Not trained: the attempt failed. Its rollout is tried again, or given up."
             case RecordStatus.QUARANTINED:
                 return f"Not trained: it is in quarantine ({record.error})."
-        return f"Not trained: {record.left_out or 'it is of an evaluation'}."
+        if record.left_out is None:
+            return "Not trained: it is of an evaluation."
+        return f"Not trained: {_LEFT_OUT.get(record.left_out, record.left_out)}."
     match row.status:
         case RowStatus.TRAINED:
             steps = ", ".join(str(each.step) for each in row.trained)

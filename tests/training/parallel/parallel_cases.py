@@ -5,7 +5,7 @@ must not depend on the mesh.
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -106,6 +106,7 @@ class Outcome:
     statistics: list[dict[str, float]]  # by step
     gradients: dict[str, Tensor]  # of the first step, clipped, whole
     weights: dict[str, Tensor]  # after the last step, whole
+    logprobs: dict[int, Tensor]  # kept in the last step, of each row's trained tokens
 
 
 _SIZES = {
@@ -196,6 +197,7 @@ def run(case: Case, mesh: Mesh) -> Outcome:
             STEPS,
             reference=ModelConfig(folder) if case.reference else None,
             value_start=ModelConfig(folder) if case.critic else None,
+            keeps_logprobs=True,
         )
         dist.barrier()  # all have read it
     gradients: list[dict[str, Tensor]] = []
@@ -232,7 +234,16 @@ def run(case: Case, mesh: Mesh) -> Outcome:
     if learner.critic is not None:
         critic = learner.critic.model.named_parameters()
         weights |= {f"critic.{name}": _whole(parameter) for name, parameter in critic}
-    return Outcome(statistics, gradients[0], weights)
+    return Outcome(statistics, gradients[0], weights, _logprobs(learner, mine))
+
+
+def _logprobs(learner: Learner, mine: Sequence[int]) -> dict[int, Tensor]:
+    """Those that were kept, of all ranks; each row is one process's to tell."""
+    own = zip(mine, learner.trained_logprobs, strict=True) if learner.mesh.is_first_of_rows else ()
+    told: list[dict[int, Tensor]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(told, {row: torch.from_numpy(values) for row, values in own})
+    assert sum(map(len, told)) == len({row for of_rank in told for row in of_rank})
+    return {row: values for of_rank in told for row, values in of_rank.items()}
 
 
 def _rewards(taken: StepStatistics) -> Mapping[str, float]:

@@ -1,4 +1,5 @@
-"""However processes share the work, it is the same training: loss, norm, gradients, weights."""
+"""However processes share the work, it is the same training: loss, norm, gradients, weights and
+kept logprobs."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -72,7 +73,8 @@ def assert_equal(ours: dict[str, Any], case: str) -> None:
     for step, reference in zip(ours["statistics"], expected["statistics"], strict=True):
         assert step == pytest.approx(reference, rel=1e-4, abs=least)
     assert expected["statistics"][0]["grad_norm"] > 1, "it is clipped"
-    for what, tolerance in (("gradients", 2e-5), ("weights", 5e-4)):
+    assert len(expected["logprobs"]) == len(CASES[case].rows)
+    for what, tolerance in (("gradients", 2e-5), ("weights", 5e-4), ("logprobs", 1e-3)):
         assert ours[what].keys() == expected[what].keys()
         for name, tensor in expected[what].items():
             torch.testing.assert_close(

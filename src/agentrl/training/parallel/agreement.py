@@ -107,6 +107,14 @@ class Agreement:
             dist.all_gather_object(values, value, self.group)
         return cast(list[T], values)
 
+    def to_main(self, value: T) -> list[T]:
+        """Gather each process's value, by rank, on rank 0; the others get nothing. Collective."""
+        at_main = dist.get_rank() == 0
+        values: list[T | None] | None = [None] * dist.get_world_size() if at_main else None
+        with _connected():
+            dist.gather_object(value, values, dst=0, group=self.group)
+        return cast(list[T], values or [])
+
     def any(self, *flags: bool) -> list[bool]:
         """For each flag, whether it is set on any process. Collective."""
         on_some = torch.tensor(flags, dtype=torch.uint8)

@@ -55,6 +55,11 @@ class Mesh:
         return self.data.get_group("cp")
 
     @property
+    def is_first_of_rows(self) -> bool:
+        """Whether this is the first of the processes that have the same rows."""
+        return self.cp_rank == 0 and self.data.get_local_rank("tp") == 0
+
+    @property
     def tp_group(self) -> dist.ProcessGroup:
         """The processes that share each matrix."""
         return self.data.get_group("tp")

@@ -247,11 +247,16 @@ class RunCoordinator:
         for row, error in faults.items():
             logger.error("row %s is quarantined: %s", row, error)
 
-    async def commit(self, step: int, ids: Sequence[str]) -> None:
-        """Mark rows as trained by `step`. Raises `TrainerReplaced` if another trainer has some."""
+    async def commit(
+        self, step: int, ids: Sequence[str], logprobs: Mapping[str, bytes] | None = None
+    ) -> None:
+        """Mark rows as trained by `step`. Raises `TrainerReplaced` if another trainer has some.
+
+        `logprobs`: the trainer's, by row.
+        """
         await self.hold()
         committed = await retry_through_outages(
-            lambda: self.ledger.commit(step, ids), f"the commit of step {step}"
+            lambda: self.ledger.commit(step, ids, logprobs), f"the commit of step {step}"
         )
         if committed != len(ids):
             raise TrainerReplaced(

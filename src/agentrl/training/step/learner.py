@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import FSDPModule
@@ -27,6 +29,7 @@ from agentrl.training.parallel import Mesh, weights_are_finite
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
 from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
+from agentrl.training.step.kept_logprobs import KeptLogprobs
 from agentrl.training.step.objective import Objective, StepObjective
 from agentrl.training.step.optimizer import (
     load_optimizer,
@@ -58,6 +61,7 @@ class Learner:
         reference: ModelConfig | None = None,
         reference_in_rows: bool = False,
         value_start: ModelConfig | None = None,
+        keeps_logprobs: bool = False,
     ) -> None:
         """Shard the models in place. `model` has float32 weights, the same on every rank.
 
@@ -65,9 +69,10 @@ class Learner:
         there after sharding. `reference`: folder of the reference policy, if the loss needs one
         that is not `model` without its adapter. `reference_in_rows`: rows bring the logprobs of the
         reference, see `StoredReference`. `value_start`: folder of the critic's start
-        weights, for PPO. Policy and reference are probed, and take micro-batches in the form in
-        which they are computed right. Raises `ConfigError` if there is none or if a model cannot be
-        divided by `mesh`, and `RuntimeError` if a parameter is not sharded as expected.
+        weights, for PPO. `keeps_logprobs`: see `trained_logprobs`. Policy and reference are probed,
+        and take micro-batches in the form in which they are computed right. Raises `ConfigError` if
+        there is none or if a model cannot be divided by `mesh`, and `RuntimeError` if a parameter
+        is not sharded as expected.
         """
         self._prepare = prepare = partial(
             prepare_model,
@@ -107,6 +112,10 @@ class Learner:
             if loaded.model is not model:
                 self._models.append(loaded.model)
         self._auxiliary = AuxiliaryModels(asked, self.critic)
+        self._keeps_logprobs = keeps_logprobs
+        # Of each of this rank's rows in the last step, where they are kept: the policy's logprobs
+        # of the trained tokens. They are the same on all processes that share the rows.
+        self.trained_logprobs: Sequence[NDArray[np.float32]] = ()
         self._optimizers = [self.optimizer]
         if self.critic is not None:
             self._optimizers.append(self.critic.optimizer)
@@ -138,14 +147,19 @@ class Learner:
         must on all ranks alike; the caller then calls `leave_step`. Raises `NonFiniteGradient` if
         the gradient of the policy or of the critic is not finite: no weights were changed.
         """
+        kept = KeptLogprobs() if self._keeps_logprobs else None
+        self.trained_logprobs = ()
         try:
-            return train_step(
+            statistics = train_step(
                 self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
-                self.mesh, self._auxiliary, between_passes,
+                self.mesh, self._auxiliary, between_passes, kept,
             )  # fmt: skip
         except NonFiniteGradient:
             self.leave_step()
             raise
+        if kept is not None:
+            self.trained_logprobs = kept.of_rows(len(rows))
+        return statistics
 
     def look(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:
         """What a step on this rank's rows would say of them; nothing is trained. Collective."""

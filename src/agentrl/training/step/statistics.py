@@ -10,6 +10,7 @@ from torch import Tensor
 from agentrl.training.losses import BatchTotals, LossInputs
 from agentrl.training.losses.ratio import sampler_log_ratio
 from agentrl.training.step.critic_loss import NO_CRITIC, CriticStatistics
+from agentrl.training.step.kept_logprobs import KeptLogprobs
 from agentrl.training.step.objective import TokenLosses
 
 STALENESS_BUCKETS = 8  # 0, 1, ... 6, and 7 or more
@@ -68,7 +69,9 @@ _SUMS = (
 class RunningStatistics:
     """Sums and extremes over micro-batches, kept on the device until the step ends."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, kept: KeptLogprobs | None = None) -> None:
+        """`kept`: is given the logprobs of all tokens that come by."""
+        self._kept = kept
         size = 1 + len(_SUMS) + STALENESS_BUCKETS  # the loss first
         self._sums = torch.zeros(size, dtype=torch.float64, device=device)
         # -min ratio, max ratio, max staleness: one MAX reduction serves all three
@@ -82,6 +85,8 @@ class RunningStatistics:
         All sums are masked. Selecting the trained tokens would synchronise the GPU.
         """
         self._of_pairs = self._of_pairs or token_losses.rewards is not None
+        if self._kept is not None:
+            self._kept.add(inputs)
         if len(inputs.mask) == 0:
             return
         log_ratio = sampler_log_ratio(inputs).double()

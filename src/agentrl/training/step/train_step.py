@@ -17,6 +17,7 @@ from agentrl.training.parallel import Mesh, clip_grad_norm, layer_grad_norms
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic_loss import NO_CRITIC
 from agentrl.training.step.culprits import NonFiniteGradient
+from agentrl.training.step.kept_logprobs import KeptLogprobs
 from agentrl.training.step.objective import StepObjective
 from agentrl.training.step.passes import NO_AUXILIARY_OUTPUTS, PolicyPasses
 from agentrl.training.step.schedule import go_on, make_schedule
@@ -33,14 +34,16 @@ def train_step(
     mesh: Mesh,
     auxiliary: AuxiliaryModels | None = None,
     between_passes: Callable[[], None] = go_on,
+    kept: KeptLogprobs | None = None,
 ) -> StepStatistics:
     """Train on `rows` (this rank's, each as its sequences) and update the weights once.
 
     The result is the same on every rank, and but for rounding the same for any number of ranks and
     any micro-batch size. `between_passes` is called after each pass until the weights are updated;
-    what it raises leaves the step. Raises `NonFiniteGradient` if the gradient of the policy or of
-    the critic is not finite. Either way all weights are as before, and the caller forgets what the
-    passes have added to the gradients (`forget_passes`).
+    what it raises leaves the step. `kept` is given the logprobs of this rank's rows. Raises
+    `NonFiniteGradient` if the gradient of the policy or of the critic is not finite. Either way all
+    weights are as before, and the caller forgets what the passes have added to the gradients
+    (`forget_passes`).
     """
     compute = config.compute
     schedule = make_schedule(
@@ -48,7 +51,7 @@ def train_step(
     )
     outputs = auxiliary.outputs(schedule, rows) if auxiliary else NO_AUXILIARY_OUTPUTS
     model.train()
-    running = RunningStatistics(mesh.device)
+    running = RunningStatistics(mesh.device, kept)
     passes = PolicyPasses(model, schedule, objective, compute.loss_seq_chunk_size, mesh, outputs)
     grad_norms, grad_norm, learning_rate = None, 0.0, 0.0
     if outputs.policy_waits:

@@ -92,7 +92,7 @@ function draw(figure) {
     width: place.clientWidth || 320,
     height: 190,
     scales: { x: { time: false } },
-    axes: [axis, { ...axis, size: 52 }],
+    axes: [axis, { ...axis, size: 58, values: (plot, at) => at.map((value) => shown(value, 3)) }],
     series: [{ label: "step" }, ...series],
     cursor: { drag: { x: true, y: false } },
   }, data, place);
@@ -131,6 +131,7 @@ async function refresh() {
   if (!busy) {
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (answer.ok && "reload" in main.dataset) return location.reload(); // it is there now
       if (answer.ok) {
         const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
         Idiomorph.morph(main, fresh, {
@@ -158,18 +159,29 @@ async function refresh() {
 const BLOCK = 400; // tokens that are drawn at once, when they come into sight
 let tokens = null;
 
-function scale(mode) {
-  const values = tokens.flatMap((turn) => turn.values[mode] ?? []);
-  if (!values.length) return null;
-  const low = Math.min(...values.slice(0, 200000)), high = Math.max(...values.slice(0, 200000));
+function scale(mode) { // the colour of a value, the ends of the legend as texts, and as values
+  let low = Infinity, high = -Infinity;
+  for (const turn of tokens) {
+    for (const value of turn.values[mode] ?? []) {
+      if (value == null) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  if (low > high) return null;
+  const ends = [shown(low), shown(high)], around = (share) => share >= 0 ? mix("transparent", "--good", Math.min(1, share)) : mix("transparent", "--bad", Math.min(1, -share));
   switch (mode) {
-    case "logprob": return { of: (v) => mix("--good", "--bad", Math.min(1, -v / 4)), ends: ["0", "≤ −4"] };
+    case "logprob": case "trainer": return { of: (v) => mix("--good", "--bad", Math.min(1, -v / 4)), ends: ["0", "≤ −4"], low: 0, high: -4 };
     case "advantage": {
       const most = Math.max(Math.abs(low), Math.abs(high)) || 1;
-      return { of: (v) => v >= 0 ? mix("transparent", "--good", v / most) : mix("transparent", "--bad", -v / most), ends: [shown(low), shown(high)] };
+      return { of: (v) => around(v / most), ends, low, high };
     }
-    case "mask": return { of: (v) => v ? mix("transparent", "--a", 1) : "transparent", ends: ["not trained", "trained"] };
-    default: return { of: (v) => mix("--a", "--b", high === low ? 0 : (v - low) / (high - low)), ends: [shown(low), shown(high)] };
+    case "ratio": { // as far from 1 in a logarithm; a tenth is plain to see
+      const most = Math.max(Math.abs(Math.log(low)), Math.abs(Math.log(high)), 0.1);
+      return { of: (v) => around(Math.log(v) / most), ends, low, high };
+    }
+    case "mask": return { of: (v) => v ? mix("transparent", "--a", 1) : "transparent", ends: ["not trained", "trained"], low: 0, high: 1 };
+    default: return { of: (v) => mix("--a", "--b", high === low ? 0 : (v - low) / (high - low)), ends, low, high };
   }
 }
 
@@ -209,10 +221,9 @@ function repaint() {
   const colour = scale.now = scale(mode);
   legend.title = colour ? colour.ends.join(" to ") : "";
   legend.hidden = !colour;
-  document.getElementById("hover").textContent = colour ? `${colour.ends[0]} … ${colour.ends[1]}` : "no row of this record is stored, so this is not known";
+  document.getElementById("hover").textContent = colour ? `${colour.ends[0]} … ${colour.ends[1]}` : mode === "trainer" || mode === "ratio" ? "no step has trained it and kept this (--store_trainer_logprobs)" : "no row of this record is stored, so this is not known";
   if (colour) {
-    const values = tokens.flatMap((turn) => turn.values[mode] ?? []);
-    const low = mode === "logprob" ? 0 : mode === "mask" ? 0 : Math.min(...values), high = mode === "logprob" ? -4 : mode === "mask" ? 1 : Math.max(...values);
+    const { low, high } = colour;
     const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => colour.of(low + (high - low) * share));
     legend.style.background = `linear-gradient(90deg, ${stops.join(", ")})`;
   }
@@ -271,10 +282,15 @@ document.querySelectorAll("[role=tab]").forEach((tab) => tab.addEventListener("c
   if (tab.id === "tab-tokens") { history.replaceState(null, "", "#tokens"); showTokens(); }
   else history.replaceState(null, "", location.pathname);
 }));
-document.querySelector("[data-copy=json]")?.addEventListener("click", async (event) => {
-  const answer = await fetch(location.pathname + "/json");
-  await navigator.clipboard.writeText(await answer.text());
+addEventListener("click", async (event) => {
+  const { copy, curl, text } = event.target.dataset ?? {};
+  if (!copy && !curl && !text) return;
+  const told = event.target.textContent;
+  const path = copy ?? curl;
+  const answer = path && await fetch(`${location.pathname}/${path}`);
+  await navigator.clipboard.writeText(answer ? await answer.text() : text);
   event.target.textContent = "Copied";
+  setTimeout(() => { event.target.textContent = told; }, 1500);
 });
 
 // -- keys
