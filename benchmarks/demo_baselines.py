@@ -35,8 +35,8 @@ from report import RESULTS, finish, parse_flags
 
 from agentrl.databases.connection import connect
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.success import evaluations
 from agentrl.launcher.presets import DEMO_TOOLS, GRPO, preset_flags
-from agentrl.launcher.success import evaluations
 
 ROOT = Path(__file__).parents[1]
 START = ROOT / "assets" / "demo" / "model"

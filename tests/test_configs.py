@@ -77,7 +77,7 @@ def test_what_is_not_given_has_a_default() -> None:
             ["--efficient_rewarding", "--reserve_context_error_count", "2"],
             "--reserve_context_error_count 2: has no effect with --efficient_rewarding true",
         ),
-        (["--report_to", "wandb"], "--report_to wandb: not known"),
+        (["--report_to", "comet_ml"], "--report_to comet_ml: not known"),
         (
             ["--report_to", "none,tensorboard"],
             "--report_to none,tensorboard: none and all stand alone",

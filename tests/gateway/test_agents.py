@@ -18,7 +18,7 @@ from stage import Stage
 
 from agentrl.configs import ConfigError
 from agentrl.databases.documents import DispatchedSamplingTask, Record
-from agentrl.launcher.show import print_record
+from agentrl.launcher.show_record import print_record
 from agentrl.rollout.agents import load_agents
 from agentrl.rollout.agents.recorded import RecordedAnswers, recorded_turns
 from agentrl.rollout.groups.row_building import NothingToTrain, build_row

@@ -27,8 +27,8 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.evaluation import read_rollouts
 from agentrl.launcher.progress import ProgressReader
 from agentrl.launcher.report import gather_report
-from agentrl.launcher.show import find_record
 from agentrl.launcher.show_list import list_records
+from agentrl.launcher.trajectory import find_record
 from agentrl.rollout.scheduling.work_view import Observer
 
 GROUPS, FAILED = 1500, 7

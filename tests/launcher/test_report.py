@@ -39,6 +39,7 @@ from agentrl.databases.failed_tasks import failed_tasks
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.policies import publish
 from agentrl.databases.services import register_urls
+from agentrl.databases.success import Evaluating
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
@@ -58,15 +59,10 @@ from agentrl.launcher.report import (
     sampled_lines,
     write_summary,
 )
-from agentrl.launcher.show import (
-    find_record,
-    print_failed_tasks,
-    print_record,
-    read_turns,
-    right_answer,
-)
-from agentrl.launcher.success import Evaluating
+from agentrl.launcher.show_failed import print_failed_tasks
+from agentrl.launcher.show_record import print_record
 from agentrl.launcher.training_curves import draw_training
+from agentrl.launcher.trajectory import find_record, read_turns, right_answer
 
 
 def metrics_line(step: int, **changes: float) -> str:

@@ -2,16 +2,24 @@
 
 import asyncio
 import json
+import os
+import signal
+import socket
+from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from demo_launch import launch_demo
+from pymongo import MongoClient
 from two_segments import FIRST, OF_RECORD, SECOND
 
 import agentrl
 from agentrl.cli import main
 from agentrl.configs import ConfigError
-from agentrl.databases.connection import RunDatabase
+from agentrl.databases.connection import DatabaseUnreachable, RunDatabase
+from agentrl.databases.documents import Record, Split
 from agentrl.databases.mongod import EmbeddedMongod
 
 
@@ -44,6 +52,44 @@ async def test_documents_are_columns_with_dots_and_tokens_are_numbers(
         agentrl.open_run(tmp_path)
     with pytest.raises(ConfigError, match="must end with the run's name"):
         agentrl.open_run(host)
+
+
+def test_a_run_that_another_process_closes_is_taken_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("DB_URL", raising=False)
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "output" / "mine"
+    other = EmbeddedMongod(run / "mongo", tmp_path / "other.log")
+    record = Record(
+        id="r0", task="t", task_id="x", rollout=0, attempt=0, split=Split.TRAIN, epoch=0,
+        owner="s", query="?", score=1.0, started_at=datetime.now(UTC),
+    )  # fmt: skip
+    with MongoClient[dict[str, Any]](other.start()) as client:
+        client["mine"]["records"].insert_one(record.to_mongo())
+    with agentrl.open_run(run) as opened:
+        other.stop()
+        assert opened.records()["score"].to_pylist() == [1.0]
+    other.start()
+    close(other)
+    assert main(["show", "mine", "--list"]) == 0
+    assert "r0" in capsys.readouterr().out
+
+
+def close(mongod: EmbeddedMongod) -> None:
+    """Have it end, until it answers no more; a moment later it lets the folder go."""
+    assert mongod.pid is not None
+    os.kill(mongod.pid, signal.SIGTERM)
+    with suppress(ConnectionRefusedError):
+        while True:
+            socket.create_connection(("127.0.0.1", mongod.port)).close()
+
+
+def test_a_mongodb_that_does_not_answer_is_one_sentence() -> None:
+    nobody = "mongodb://me:secret@127.0.0.1:1/demo?serverSelectionTimeoutMS=200"
+    with pytest.raises(DatabaseUnreachable, match="MongoDB does not answer") as refused:
+        agentrl.open_run(nobody)
+    assert "secret" not in str(refused.value) and "\n" not in str(refused.value)
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from agentrl.databases.attempt_tally import AttemptCounts
+from agentrl.databases.success import Evaluating, HeldOut
 from agentrl.launcher.progress import Snapshot
-from agentrl.launcher.success import Evaluating, HeldOut
 from agentrl.launcher.terminal import Painter
 from agentrl.launcher.view import LiveView, RunPanel, duration, plain_line, sparkline
 

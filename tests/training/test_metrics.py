@@ -1,17 +1,16 @@
 """What is written about a step, and where."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 from accelerate import Accelerator
-from accelerate.utils import ProjectConfiguration
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from agentrl.configs import Config, ConfigError, parse_config, trackers_of
 from agentrl.databases.row_ledger import RowCounts, RowHeader
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
+from agentrl.training.run.rollout_table import VIEW_URL
 from agentrl.training.step.train_step import StepStatistics
 
 STATISTICS = StepStatistics(
@@ -39,12 +38,7 @@ COUNTS = RowCounts(ready=3, evicted=2)
 
 def writer(output: Path, step: int = 0, *flags: str) -> MetricsWriter:
     config: Config = parse_config(["--output_dir", str(output), *flags])
-    accelerator = Accelerator(
-        cpu=True,
-        log_with=trackers_of(config.run.report_to) or None,
-        project_config=ProjectConfiguration(str(output), logging_dir=str(output / "tensorboard")),
-    )
-    return MetricsWriter(output, accelerator, config, step)
+    return MetricsWriter(output, Accelerator(cpu=True), config, step)
 
 
 def lines(output: Path) -> list[dict[str, float]]:
@@ -97,42 +91,35 @@ def test_going_on_from_a_step_sets_later_lines_aside(tmp_path: Path) -> None:
     assert len(aside) == 2
 
 
-def test_trackers_are_those_that_are_named_or_all_that_are_installed() -> None:
+def test_trackers_are_those_that_are_named_or_all_that_are_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert trackers_of("none") == []
     assert trackers_of("tensorboard") == ["tensorboard"]
-    assert trackers_of("all") == ["tensorboard"]  # swanlab is not in requirements-dev.txt
+    assert trackers_of("all") == ["tensorboard"]  # the others are not in requirements-dev.txt
     with pytest.raises(ConfigError, match="package swanlab is not installed"):
         trackers_of("tensorboard,swanlab")
+    (tmp_path / "wandb").mkdir()  # of a run that wrote offline, where a launch is started
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trackers_of("all") == ["tensorboard"]
+    with pytest.raises(ConfigError, match="pip install mlflow-skinny pandas, or leave"):
+        trackers_of("mlflow")
 
 
-def test_swanlab_is_told_the_project_of_its_variables(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[tuple[str, dict[str, object]]] = []
-
-    def opens(self: Accelerator, project: str, config: object, each: dict[str, object]) -> None:
-        assert "SWANLAB_PROJECT" not in os.environ, "SwanLab 0.10 reads it as JSON"
-        assert os.environ["SWANLAB_INTERACTIVE"] == "false"
-        opened.append((project, each))
-
-    monkeypatch.setattr(Accelerator, "init_trackers", opens)
-    monkeypatch.delenv("SWANLAB_INTERACTIVE", raising=False)
-    writer(tmp_path, 0, "--run_name", "mine", "--report_to", "tensorboard")
-    monkeypatch.setenv("SWANLAB_PROJECT", "agents")
-    monkeypatch.setenv("SWANLAB_WORKSPACE", "team")
-    writer(tmp_path, 0, "--run_name", "mine", "--report_to", "tensorboard")
-    named = {"swanlab": {"experiment_name": "mine", "workspace": "team"}}
-    assert opened == [("mine", {}), ("agents", named)]
-
-
-def test_a_tracker_that_refuses_is_one_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*_: object) -> None:
-        raise RuntimeError("Failed to initialize SwanLab in online mode:\nno API key.")
-
-    monkeypatch.setattr(Accelerator, "init_trackers", refuses)
-    with pytest.raises(
-        ConfigError, match=r"tensorboard: Failed .* mode: no API key; SwanLab wants"
-    ):
+def test_a_tracker_that_refuses_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").write_text("a file where its folder should be")
+    with pytest.raises(ConfigError, match=r"^--report_to tensorboard: tensorboard: .*leave the"):
         writer(tmp_path, 0, "--report_to", "tensorboard")
+
+
+def test_the_address_of_the_pages_is_one_without_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for address, told in (
+        ("host:8265", "give the address of `agentrl view`"),
+        ("http://host:8265/?token=abc", "give the address without the token"),
+    ):
+        monkeypatch.setenv(VIEW_URL, address)
+        with pytest.raises(ConfigError, match=told) as refused:
+            writer(tmp_path, 0, "--report_to", "tensorboard")
+        assert "abc" not in str(refused.value)

@@ -15,9 +15,9 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus, Split, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.runs import load_run, reopen
+from agentrl.databases.success import evaluations
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
-from agentrl.launcher.success import evaluations
 from agentrl.training.parallel import make_mesh
 from agentrl.training.step.learner import Learner
 from agentrl.training.trainer import main

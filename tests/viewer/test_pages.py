@@ -15,6 +15,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.step_metrics import keep_metrics, stored_metrics
+from agentrl.training.run.rollout_table import look_at
 from agentrl.viewer.places import Places
 from agentrl.viewer.server import Viewer
 
@@ -80,6 +81,12 @@ async def test_a_trajectory_shows_what_was_said_called_and_trained_and_runs_none
     assert "46 &lt;i&gt;parts&lt;/i&gt;" in text and "<i>parts" not in text
     assert "Ready: it waits for a trainer." in text
     assert "it shares 3 tokens" in text and "the conversation was rewritten: agent" in text
+
+
+async def test_links_of_trackers_lead_to_the_pages(page: httpx2.AsyncClient, run: str) -> None:
+    pages, record = str(page.base_url).rstrip("/"), OF_RECORD["record"]
+    assert run in await shown(page, look_at(run, None, pages))
+    assert "forty-six" in await shown(page, look_at(run, record, pages))
 
 
 async def test_each_sampled_token_has_its_own_values_also_in_branches(

@@ -30,8 +30,10 @@ from agentrl.configs.training import (
     ReservedConfig,
 )
 
-TRACKERS = ("tensorboard", "swanlab")
 _TRACES = "opentelemetry-exporter-otlp-proto-http"
+TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
+# The whole of MLflow wants an older pyarrow.
+_INSTALLED_AS = {"mlflow": "mlflow-skinny pandas"}
 NO_BOUND = 2**31 - 1  # optimizer steps that no run takes
 
 
@@ -56,8 +58,8 @@ class RunConfig:
     )
     report_to: str = flag(
         "none",
-        "trackers that metrics go to in addition to the JSONL file, separated by commas; all means "
-        "those that are installed",
+        "trackers that metrics and the best and worst rollouts go to, separated by commas; all "
+        "means those that are installed",
         choices=("none", "all", *TRACKERS),
         kind="LIST",
     )
@@ -203,7 +205,7 @@ def trackers_of(report_to: str) -> list[str]:
         if not _is_installed(name):
             raise ConfigError(
                 f"--report_to {report_to}: the package {name} is not installed: "
-                f"pip install {name}, or leave the flag out"
+                f"pip install {_INSTALLED_AS.get(name, name)}, or leave the flag out"
             )
     return names
 
@@ -222,4 +224,6 @@ def check_traces(run: RunConfig) -> None:
 
 
 def _is_installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+    spec = importlib.util.find_spec(package)
+    # A folder of that name, such as the one that wandb writes into, is a namespace and has no file.
+    return spec is not None and spec.origin is not None

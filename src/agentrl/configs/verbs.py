@@ -374,7 +374,7 @@ def show_parser() -> Parser:
     """The parser of `agentrl show`."""
     parser = Parser(
         "agentrl show",
-        "Print one trajectory, a list of records, or the tasks with failures.",
+        "Print one trajectory, two side by side, a list of records, or the tasks with failures.",
     )
     _add_run(parser)
     wanted = parser.add_mutually_exclusive_group()
@@ -394,6 +394,19 @@ def show_parser() -> Parser:
             const=which,
             help=f"list the {which} records, one line each",
         )
+    wanted.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("A", "B"),
+        help="print two records of a task side by side, from where they part",
+    )
+    parser.add_argument(
+        "--tokens",
+        action="store_true",
+        help="print a line for each token of the record: id, mask, logprob, advantage, policy "
+        "version, text",
+    )
+    parser.add_argument("--json", action="store_true", help="print what is shown as JSON")
     parser.add_argument(
         "--where",
         nargs="+",

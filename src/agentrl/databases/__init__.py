@@ -3,6 +3,7 @@
 What is stored
     documents.py, transitions.py   the documents, and which state may follow which
     token_tree.py, growing_tree.py, arrays.py   tokens of a Record
+    conversation.py   what was said in a Record, as texts
     task_file/, scorer_notation.py   what users write in task files
 The ledgers
     tasks.py, slot_ends.py, expressions.py   of sampling: who works on which rollout
@@ -20,6 +21,7 @@ The ledgers
 The run
     runs.py, run_list.py   who trains it, how far it is; all runs of a MongoDB
     policies.py, services.py   publications of weights; the services that serve them
+    success.py   what counts as right, and the success of the run's policies
     outcomes.py, diagnosis.py, hopeless.py, failed_tasks.py   what fails, and when a run is given up
 The server
     connection.py, changes.py, mongod.py   the connection, waiting for changes, an own mongod

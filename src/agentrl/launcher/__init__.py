@@ -13,10 +13,11 @@ A launch
     processes.py, accelerate.py, sampler_processes.py   child processes
     run_folder.py, run_parts.py   what a run writes in its folder
 What is seen
-    progress.py, success.py, view.py, terminal.py, other_samplers.py   while the run lasts
+    progress.py, view.py, terminal.py, other_samplers.py   while the run lasts
     report.py, curve.py, training_curves.py   at its end
 The other verbs
     serve.py, evaluate.py, evaluation.py, statistics.py, rescore.py, doctor.py, config.py, plan.py
-    show.py, show_list.py, record_filter.py   trajectories
+    show.py, show_record.py, show_list.py, show_tokens.py, show_diff.py, show_failed.py,
+    record_filter.py, trajectory.py, trajectory_tokens.py   trajectories
     runs.py, run_state.py, delete.py, db.py, database.py   runs and their databases
 """

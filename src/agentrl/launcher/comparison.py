@@ -16,9 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from agentrl.databases.success import SUCCESS_SCORE
 from agentrl.launcher.evaluation import EvaluationReport
 from agentrl.launcher.statistics import Estimate, mean_over_tasks, sign_flip
-from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
 _SHOWN = 5  # tasks of each direction

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from agentrl.databases.success import CurvePoint, HeldOut
 from agentrl.launcher.report import Report
 from agentrl.launcher.statistics import wilson
-from agentrl.launcher.success import CurvePoint, HeldOut
 from agentrl.whole_file import write_whole
 
 _SUCCESS, _REWARD, _HELD_OUT, _INK = "#2a6fbb", "#e08a1e", "#b3261e", "#333333"

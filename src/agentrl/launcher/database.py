@@ -3,21 +3,28 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pymongo import MongoClient
+from pymongo.errors import PyMongoError
+
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.command_line import Given
 from agentrl.configs.parsing import Layer, config_of, layers_given, merged, read_flags
-from agentrl.databases.connection import RunDatabase, connect
+from agentrl.databases.connection import RunDatabase, connect, is_outage
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.run_folder import read_launch, refuse_withheld
 from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.run_state import launched_at
+
+# For a mongod that another process is starting or stopping, and between two looks at it.
+_PATIENCE_S, _LOOK_S, _ANSWER_MS = 60.0, 0.1, 1000
 
 
 def place_config(given: Given) -> Config:
@@ -78,6 +85,35 @@ def mongod_holds(data_dir: Path) -> bool:
         os.close(file)
 
 
+def running_mongod(data_dir: Path) -> str | None:
+    """The URL of the mongod that runs on this data folder and accepts writes; None if none runs.
+
+    One that another process is starting or stopping is waited for. Raises `ConfigError` if it does
+    neither for a minute.
+    """
+    deadline = time.monotonic() + _PATIENCE_S
+    while mongod_holds(data_dir):
+        if (data_dir / "port").exists() and _accepts_writes(url := embedded_url(data_dir)):
+            return url
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"the mongod on {data_dir} has neither answered nor ended for {_PATIENCE_S:.0f} s: "
+                "see its log, or end it"
+            )
+        time.sleep(_LOOK_S)
+    return None
+
+
+def _accepts_writes(url: str) -> bool:
+    with MongoClient[dict[str, Any]](url, serverSelectionTimeoutMS=_ANSWER_MS) as client:
+        try:
+            return bool(client.admin.command("hello").get("isWritablePrimary"))
+        except PyMongoError as error:
+            if not is_outage(error):
+                raise
+            return False
+
+
 def embedded_port(data_dir: Path) -> int:
     """The port of the mongod that runs on this data folder."""
     return int(json.loads((data_dir / "port").read_text(encoding="utf-8")))
@@ -120,8 +156,8 @@ async def run_database(
     mongod: EmbeddedMongod | None = None
     if run.db_connection_string is not None:
         url = run.db_connection_string
-    elif run_lives and mongod_holds(data_dir):
-        url = embedded_url(data_dir)
+    elif run_lives and (running := running_mongod(data_dir)) is not None:
+        url = running
     elif data_dir.is_dir() or may_begin:
         mongod = mongod_of(config)
         url = mongod.start()

@@ -14,6 +14,7 @@ from rich.table import Table
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import SlotStatus, Split, epoch_places
+from agentrl.databases.success import SUCCESS_SCORE
 from agentrl.launcher.statistics import (
     Estimate,
     PassRate,
@@ -22,7 +23,6 @@ from agentrl.launcher.statistics import (
     pass_curve,
     powers_of_two,
 )
-from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
 _AT_ONCE = 1000  # tasks whose records are asked for in one query

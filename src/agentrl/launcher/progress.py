@@ -22,11 +22,10 @@ from agentrl.databases.outcomes import attempt_end, latest_groups
 from agentrl.databases.row_ledger import count_waiting
 from agentrl.databases.runs import TRAINING, load_run
 from agentrl.databases.services import live_services
+from agentrl.databases.success import SUCCESS_SCORE, Evaluating, Evaluations, HeldOut, success_curve
 from agentrl.databases.transitions import ENDED_TASKS
 from agentrl.launcher.other_samplers import OtherSamplers
 from agentrl.launcher.run_folder import last_checkpoint
-from agentrl.launcher.success import Evaluating, Evaluations, HeldOut, success_curve
-from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 
 Metrics = Mapping[str, Any]  # a line of metrics.jsonl
 

@@ -18,11 +18,10 @@ from agentrl.databases.documents import DataSet, RecordStatus, RowStatus, SlotSt
 from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.row_ledger import count_rows
 from agentrl.databases.runs import load_run
+from agentrl.databases.success import SUCCESS_SCORE, CurvePoint, HeldOut, evaluations, success_curve
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.presets import DEMO
 from agentrl.launcher.progress import Metrics, read_metrics
-from agentrl.launcher.success import CurvePoint, HeldOut, evaluations, success_curve
-from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.whole_file import write_whole
 
 _EDGE_STEPS = 3  # steps that the first and the last reward are averaged over

@@ -14,19 +14,23 @@ from contextlib import ExitStack
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 from bson import json_util
 from numpy.typing import NDArray
 from pymongo import MongoClient
+from pymongo.database import Database
+from pymongo.errors import PyMongoError
 from pymongo.uri_parser import parse_uri
 
 from agentrl.configs import ConfigError
 from agentrl.databases.arrays import unpack_floats, unpack_ints, unpack_mask
+from agentrl.databases.connection import DatabaseUnreachable, is_outage
 from agentrl.databases.documents import Split
-from agentrl.launcher.database import embedded_url, mongod_holds, mongod_of, run_place
+from agentrl.launcher.database import mongod_of, run_place, running_mongod
 from agentrl.launcher.record_filter import names_field, read_conditions, with_versions
+from agentrl.redaction import without_passwords
 
 # Token arrays of turns and rows, by the function that reads them.
 _ARRAYS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
@@ -35,14 +39,16 @@ _ARRAYS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
     "versions": unpack_ints, "advantages": unpack_floats, "capped": unpack_mask,
 }  # fmt: skip
 _IDS = 1000  # of Records that one query names
+_ANSWER_MS = 3_000  # that a mongod on this machine is waited for, before it is looked for again
+T = TypeVar("T")
 Documents = Iterable[Mapping[str, Any]]
 
 
 def open_run(place: str | Path) -> "OpenRun":
     """Open a run for reading. `place`: its folder, or a MongoDB URL that ends with its name.
 
-    The MongoDB of a finished run is started, and ends with `close`. Raises `ConfigError` if no run
-    is there.
+    The MongoDB of a finished run is started, and ends with `close`; so it is if another process had
+    it open and closes it. Raises `ConfigError` if no run is there, `DatabaseUnreachable`.
     """
     return OpenRun(str(place))
 
@@ -51,20 +57,54 @@ class OpenRun:
     """A run's documents as tables. Use it as a context manager, or call `close`."""
 
     def __init__(self, place: str) -> None:
+        self._place = place
         self._stack = ExitStack()
         try:
-            url, self.name, self._folder = self._find(place)
-            client: MongoClient[dict[str, Any]] = MongoClient(url, tz_aware=True)
-            self._stack.callback(client.close)
-            if self.name not in client.list_database_names():
-                raise ConfigError(f"there is no run {self.name!r} at {place}")
+            self._open()
+            self._again_if_closed(self._check_there)
         except BaseException:
             self._stack.close()
             raise
+
+    def _open(self) -> None:
+        """Find the run's database, and start its mongod if it is to be started."""
+        self._stack.close()
+        url, self.name, self._folder = self._find(self._place)
+        client: MongoClient[dict[str, Any]] = MongoClient(url, tz_aware=True)
+        self._stack.callback(client.close)
         self._database = client[self.name]
+
+    def _check_there(self) -> None:
+        if self.name not in self._database.client.list_database_names():
+            raise ConfigError(f"there is no run {self.name!r} at {self._place}")
+
+    def _again_if_closed(self, read: Callable[[], T]) -> T:
+        """What `read` returns; once more if another process closed the run's own MongoDB meanwhile.
+
+        Raises `DatabaseUnreachable`.
+        """
+        try:
+            try:
+                return read()
+            except PyMongoError as error:
+                if not (is_outage(error) and self._is_own):
+                    raise
+                self._open()
+                return read()
+        except PyMongoError as error:
+            if not is_outage(error):
+                raise
+            shown = without_passwords(self._place)
+            raise DatabaseUnreachable(
+                f"open_run {shown}: MongoDB does not answer: {error}"
+            ) from None
+
+    def _read(self, find: Callable[[Database[dict[str, Any]]], Documents]) -> pa.Table:
+        return self._again_if_closed(lambda: _table(find(self._database)))
 
     def _find(self, place: str) -> tuple[str, str, Path | None]:
         """URL, name and folder of the run."""
+        self._is_own = False  # whether the MongoDB is the run's own
         if place.startswith(("mongodb://", "mongodb+srv://")):
             name = parse_uri(place)["database"]
             if name is None:
@@ -79,11 +119,13 @@ class OpenRun:
             return config.run.db_connection_string, folder.name, folder
         if not data.is_dir():
             raise ConfigError(f"open_run: there is no run in {place}")
-        if not mongod_holds(data):
+        url = running_mongod(data)
+        if url is None:
             mongod = mongod_of(config)
-            mongod.start()
+            url = mongod.start()
             self._stack.callback(mongod.stop)
-        return embedded_url(data), folder.name, folder
+        self._is_own = True
+        return f"{url}&serverSelectionTimeoutMS={_ANSWER_MS}", folder.name, folder
 
     def __enter__(self) -> Self:
         return self
@@ -103,30 +145,32 @@ class OpenRun:
     def tasks(self, split: str = "train") -> pa.Table:
         """Tasks, the groups of rollouts, in their order."""
         wanted = {"split": Split(split)}
-        return _table(self._database["tasks"].find(wanted).sort("group_order", 1))
+        return self._read(lambda run: run["tasks"].find(wanted).sort("group_order", 1))
 
     def records(self, *conditions: str, split: str = "train") -> pa.Table:
         """Records that meet all conditions, which are those of `agentrl show --where`."""
-        steps = {
-            version["version"]: version["step"]
-            for version in self._database["policy_versions"].find()
-        }
         given = read_conditions(conditions)
-        filters: list[Mapping[str, Any]] = [with_versions(given, steps)]
-        if not names_field(given, "split"):
-            filters.append({"split": Split(split)})
-        return _table(self._database["records"].find({"$and": filters}).sort("started_at", 1))
+
+        def find(run: Database[dict[str, Any]]) -> Documents:
+            versions = run["policy_versions"].find()
+            steps = {version["version"]: version["step"] for version in versions}
+            filters: list[Mapping[str, Any]] = [with_versions(given, steps)]
+            if not names_field(given, "split"):
+                filters.append({"split": Split(split)})
+            return run["records"].find({"$and": filters}).sort("started_at", 1)
+
+        return self._read(find)
 
     def turns(self, records: Iterable[str] | None = None) -> pa.Table:
         """Turns, of all Records or of those with these ids."""
-        return _table(self._of("dispatched_sampling_tasks", "record_id", records))
+        return self._of("dispatched_sampling_tasks", "record_id", records)
 
     def rows(self, records: Iterable[str] | None = None) -> pa.Table:
         """Training rows, of all Records or of those with these ids.
 
         Columns of tokens that are stored in parts, of rows above 4 MB, are empty.
         """
-        return _table(self._of("record_data", "_id", records))
+        return self._of("record_data", "_id", records)
 
     def metrics(self) -> pa.Table:
         """The trainer's figures, one row for each step."""
@@ -134,17 +178,22 @@ class OpenRun:
         if file is not None and file.is_file():
             lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
             return _table(json.loads(line) for line in lines if line.endswith("\n"))
-        stored = self._database["step_metrics"].find().sort("_id", 1)
-        return _table(document["values"] for document in stored)
+        return self._read(
+            lambda run: (line["values"] for line in run["step_metrics"].find().sort("_id", 1))
+        )
 
-    def _of(self, collection: str, field: str, records: Iterable[str] | None) -> Documents:
-        if records is None:
-            yield from self._database[collection].find().sort("_id", 1)
-            return
-        ids = list(records)
-        for start in range(0, len(ids), _IDS):
-            wanted = {field: {"$in": ids[start : start + _IDS]}}
-            yield from self._database[collection].find(wanted).sort("_id", 1)
+    def _of(self, collection: str, field: str, records: Iterable[str] | None) -> pa.Table:
+        ids = None if records is None else list(records)
+
+        def find(run: Database[dict[str, Any]]) -> Documents:
+            if ids is None:
+                yield from run[collection].find().sort("_id", 1)
+                return
+            for start in range(0, len(ids), _IDS):
+                wanted = {field: {"$in": ids[start : start + _IDS]}}
+                yield from run[collection].find(wanted).sort("_id", 1)
+
+        return self._read(find)
 
 
 def _table(documents: Documents) -> pa.Table:

@@ -20,10 +20,10 @@ from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import runs_parser
 from agentrl.databases.run_list import StoredRun, server, stored_runs
 from agentrl.databases.runs import FINISHED
+from agentrl.databases.success import evaluations
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.run_parts import shown_bytes
 from agentrl.launcher.run_state import RunRow, State, read_run
-from agentrl.launcher.success import evaluations
 from agentrl.redaction import without_passwords
 
 _STYLES = {State.LIVE: "green", State.FAILED: "red", State.BROKEN: "red"}

@@ -253,8 +253,20 @@ class Trainer:
                 metrics.close()
                 self._give_up(hopeless)
                 raise known_to_all(hopeless) from None
-        metrics.close()
-        self._finish()
+        try:
+            self._finish()
+            self._track_evaluations(metrics)
+        finally:
+            metrics.close()
+
+    def _track_evaluations(self, metrics: MetricsWriter) -> None:
+        """Hand the evaluations over that ended with the run. For rank 0."""
+        trackers = metrics.trackers()
+        while self._coordinator and trackers:
+            done = self._background.run(self._coordinator.evaluated())
+            if done is None:
+                return
+            trackers.log_evaluation(done, None)
 
     def _train(self, stream: RowStream, metrics: MetricsWriter) -> None:
         """Steps until the last one, the last row, or a stop."""
@@ -357,6 +369,13 @@ class Trainer:
             len(outages),
         )  # fmt: skip
         metrics.write(line)
+        if trackers := metrics.trackers(step):
+            rollouts = self._background.run(
+                self._coordinator.rollouts(rows.headers, trackers.pages)
+            )
+            trackers.log_rollouts(rollouts, step)
+            if done := self._background.run(self._coordinator.evaluated()):
+                trackers.log_evaluation(done, step)
         self._background.run(self._coordinator.keep_metrics(step, asdict(line)))
         logger.info(
             "step %d of %d: reward %.3f, loss %.4g, gradient norm %.3g, %.2f s",

@@ -6,8 +6,8 @@ from statistics import mean
 from typing import Any
 
 from agentrl.databases.documents import Evaluation, Split
+from agentrl.databases.success import SUCCESS_SCORE
 from agentrl.launcher.statistics import Estimate, mean_over_tasks
-from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
 from agentrl.viewer.places import Place
 
 _SHOWN = 500

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agentrl.databases.documents import Record, Split, Task, TaskStatus
-from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
+from agentrl.databases.success import SUCCESS_SCORE
 from agentrl.viewer.places import Place
 
 SHOWN = 200

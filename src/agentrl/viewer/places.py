@@ -21,11 +21,11 @@ from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.run_list import server
 from agentrl.launcher.database import (
     embedded_port,
-    embedded_url,
     ended,
     mongod_holds,
     mongod_of,
     run_place,
+    running_mongod,
 )
 from agentrl.launcher.run_state import RunRow
 from agentrl.launcher.runs import list_runs
@@ -125,12 +125,12 @@ class Places:
         if url is None:
             if not data.is_dir():
                 raise ConfigError(f"there is no run {name!r} in {given.parent}")
-            if not mongod_holds(data):
+            url = await asyncio.to_thread(running_mongod, data)
+            if url is None:
                 started = mongod_of(config)
-                await asyncio.to_thread(started.start)
+                url = await asyncio.to_thread(started.start)
                 stack.push_async_callback(asyncio.to_thread, started.stop)
             port = embedded_port(data)
-            url = embedded_url(data)
         try:
             # Indexes are made by those who write.
             client: AsyncMongoClient[Any] = await stack.enter_async_context(server(url))

@@ -9,9 +9,9 @@ from agentrl.databases.documents import InferenceService, Run
 from agentrl.databases.failed_tasks import count_failed_tasks
 from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.runs import load_run
+from agentrl.databases.success import success_curve
 from agentrl.launcher.progress import Metrics, ProgressReader, Snapshot
 from agentrl.launcher.step_panels import PANELS, values_of
-from agentrl.launcher.success import success_curve
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
 from agentrl.viewer.steps import read_steps

@@ -21,8 +21,10 @@ from pymongo.errors import PyMongoError
 
 from agentrl import __version__
 from agentrl.configs import ConfigError
-from agentrl.databases.arrays import unpack_floats, unpack_ints
 from agentrl.databases.connection import DatabaseUnreachable
+from agentrl.databases.documents import Record
+from agentrl.launcher.trajectory import trajectory_json
+from agentrl.launcher.trajectory_tokens import read_tokens
 from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
@@ -32,7 +34,7 @@ from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
 from agentrl.viewer.shown import FILTERS
 from agentrl.viewer.step_page import read_step_page
-from agentrl.viewer.trajectory_page import read_tokens, read_trajectory_page
+from agentrl.viewer.trajectory_page import read_trajectory_page
 
 log = logging.getLogger(__name__)
 
@@ -195,20 +197,19 @@ class Viewer:
         return self._html("trajectory.html", place=place, page=page)
 
     async def _tokens(self, request: web.Request, place: Place) -> web.Response:
-        tokens = await read_tokens(place, request.match_info["record"])
-        return _json(None if tokens is None else [asdict(turn) for turn in tokens])
+        found = await place.database.records.find_one({"_id": request.match_info["record"]})
+        if found is None:
+            return _json(None)
+        tokens = await read_tokens(place.database, Record.from_mongo(found))
+        return _json([asdict(turn) for turn in tokens])
 
     async def _whole(self, request: web.Request, place: Place) -> web.Response:
         """A Record with its turns and tokens, to be copied."""
         page = await read_trajectory_page(place, request.match_info["record"])
         if page is None:
             return self._none(place, "record", request.match_info["record"])
-        turns = [turn.model_dump(mode="python") for turn in page.turns]
-        for turn in turns:
-            turn["prompt_delta_ids"] = unpack_ints(turn["prompt_delta_ids"]).tolist()
-            turn["output_ids"] = unpack_ints(turn["output_ids"]).tolist()
-            turn["output_logprobs"] = unpack_floats(turn["output_logprobs"]).tolist()
-        return _json({**page.record.model_dump(), "turns": turns})
+        answer = None if page.task is None else page.task.answer
+        return _json(trajectory_json(page.record, page.turns, answer))
 
     async def _failures(self, request: web.Request, place: Place) -> web.Response:
         page = await read_failures_page(place)

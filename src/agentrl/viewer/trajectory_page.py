@@ -1,7 +1,6 @@
 """The page of a Record: its conversation, its tokens, and why it was trained or not."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from agentrl.databases.documents import (
@@ -15,12 +14,10 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
 )
-from agentrl.databases.row_parts import join
-from agentrl.databases.runs import load_run
-from agentrl.launcher.show import read_turns
+from agentrl.launcher.trajectory import read_turns
+from agentrl.launcher.trajectory_tokens import model_folder, read_row
 from agentrl.viewer.notes import read_note
 from agentrl.viewer.places import Place
-from agentrl.viewer.trajectory_tokens import TurnTokens, turn_tokens
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,13 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
         return None
     record = Record.from_mongo(document)
     task = await database.tasks.find_one({"_id": record.task})
-    row = await _read_row(place, record_id)
+    row = await read_row(database, record_id)
     shown = {"rollout": 1, "attempt": 1, "score": 1, "status": 1, "stop_reason": 1}
     siblings = database.records.find({"task": record.task}, shown)
     # The weights of an evaluation are another run's, or no run's.
     version = record.versions.min if record.versions and record.epoch >= 0 else None
     made = await database.policy_versions.find_one({"version": version}) if version else None
-    model = await model_folder(place)
+    model = await model_folder(database)
     return TrajectoryPage(
         record=record,
         task=None if task is None else Task.from_mongo(task),
@@ -70,37 +67,6 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
         note=await read_note(database, record_id),
         model=None if model is None else str(model),
     )
-
-
-async def read_tokens(place: Place, record_id: str) -> list[TurnTokens] | None:
-    """The tokens of a Record; None if there is no such Record."""
-    document = await place.database.records.find_one({"_id": record_id})
-    if document is None:
-        return None
-    turns = await read_turns(place.database, Record.from_mongo(document))
-    row = await _read_row(place, record_id)
-    return turn_tokens(turns, row, await model_folder(place))
-
-
-async def model_folder(place: Place) -> Path | None:
-    """The folder with the run's tokenizer, where it is on this machine."""
-    run = await load_run(place.database)
-    first = await place.database.policy_versions.find_one({}, sort=[("version", 1)])
-    folders: list[str | None] = [first["path"] if first else None]
-    if run is not None:
-        folders += [data.model for data in reversed(run.data)]
-        folders.append((run.flags or {}).get("model_name_or_path"))
-    for folder in folders:
-        if folder and (Path(folder) / "tokenizer.json").is_file():
-            return Path(folder)
-    return None
-
-
-async def _read_row(place: Place, record_id: str) -> DBRecordData | None:
-    document = await place.database.rows.find_one({"_id": record_id})
-    if document is None:
-        return None
-    return DBRecordData.from_mongo(await join(place.database, document))
 
 
 def _fate(record: Record, row: DBRecordData | None, group: TaskStatus | None) -> str:

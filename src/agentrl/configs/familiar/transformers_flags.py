@@ -170,9 +170,9 @@ TRANSFORMERS_FLAGS: Mapping[str, FamiliarFlag] = {
     "log_level_replica": idle(_LOG),
     "disable_tqdm": idle("a launch has its own live view, and none where there is no terminal"),
     "project": idle("a tracker takes its project from its own environment variables"),
-    "trackio_space_id": idle("Trackio is not one of the trackers of --report_to"),
-    "trackio_bucket_id": idle("Trackio is not one of the trackers of --report_to"),
-    "trackio_static_space_id": idle("Trackio is not one of the trackers of --report_to"),
+    "trackio_space_id": idle("Trackio reads TRACKIO_SPACE_ID of the environment"),
+    "trackio_bucket_id": idle("Trackio chooses the bucket of TRACKIO_SPACE_ID"),
+    "trackio_static_space_id": idle("Trackio makes no static Space of a run that lasts"),
     # evaluation
     "eval_strategy": translated("`--eval_steps`; `no` is 0", _when_evaluated),
     "evaluation_strategy": translated("`--eval_steps`; `no` is 0", _when_evaluated),

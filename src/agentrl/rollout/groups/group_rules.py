@@ -19,12 +19,12 @@ from functools import partial
 
 from agentrl.configs import RewardConfig
 from agentrl.databases.documents import Record, StopReason, Stretch, TurnStatus
+from agentrl.databases.success import SUCCESS_SCORE
 from agentrl.rollout.groups.advantages import GREEDY_ROLLOUT, find_estimator, score_of
 from agentrl.rollout.groups.fork_values import fork_advantages
 
 ZERO = 1e-6  # an advantage below this carries no gradient
 ZERO_ADVANTAGE = "drop_zero_advantage"  # why a Record without a gradient is left out
-SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
 EFFICIENCY_SPREAD = 0.2  # between the right Records with the fewest and the most turns
 LIMITS = frozenset(
     {

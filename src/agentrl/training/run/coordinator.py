@@ -23,10 +23,11 @@ from agentrl.databases.documents import DataSet, TrainerStart, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
 from agentrl.databases.outages import Outage, current
-from agentrl.databases.row_ledger import RowCounts, RowLedger, count_rows
-from agentrl.databases.runs import RunLease, TrainerReplaced
+from agentrl.databases.row_ledger import RowCounts, RowHeader, RowLedger, count_rows
+from agentrl.databases.runs import RunLease, TrainerReplaced, load_run
 from agentrl.databases.services import SILENT_S, register_urls
 from agentrl.databases.step_metrics import keep_metrics
+from agentrl.databases.success import Evaluations, HeldOut
 from agentrl.databases.task_file import (
     TaskCheck,
     TaskLine,
@@ -45,6 +46,7 @@ from agentrl.training.run.entry import TASKS, RunEntry, enter, settle
 from agentrl.training.run.feeding import begin_feeding
 from agentrl.training.run.gpu_sharing import GpuSharing
 from agentrl.training.run.publication import Publication, Publisher, next_version
+from agentrl.training.run.rollout_table import Rollout, read_rollouts
 from agentrl.training.run.startup import checkpoint_to_resume
 
 logger = logging.getLogger(__name__)
@@ -119,6 +121,9 @@ class RunCoordinator:
         )
         self._sharing = GpuSharing(database, SILENT_S, config.sampling.inference_api_key)
         self._watch = HopelessWatch(database, config.sampling.max_failures_without_success)
+        self._evaluations = Evaluations(database)
+        self._told: set[int] = set()  # steps of the evaluations that `evaluated` returned
+        self._first_step = 0
         self._rows_per_step = rows_per_step
         self._total_steps = 0
         self._output = output
@@ -189,6 +194,7 @@ class RunCoordinator:
 
     async def start(self, step: int) -> int:
         """Reset the ledger to `step` and begin feeding. Returns the version to publish first."""
+        self._first_step = step
         return await retry_through_outages(lambda: self._start(step), "the start of the run")
 
     async def _start(self, step: int) -> int:
@@ -260,6 +266,25 @@ class RunCoordinator:
     async def outages(self) -> list[Outage]:
         """The present outages, which samplers wait for."""
         return await retry_through_outages(lambda: current(self._database), "the outages")
+
+    async def rollouts(self, rows: Sequence[RowHeader], pages: str | None) -> list[Rollout]:
+        """The best and the worst rollouts among a step's rows, for trackers."""
+        return await retry_through_outages(
+            lambda: read_rollouts(self._database, rows, pages), "the rollouts of the step"
+        )
+
+    async def evaluated(self) -> HeldOut | None:
+        """The oldest finished evaluation of this trainer's steps that was not returned yet."""
+
+        async def read() -> list[HeldOut]:
+            await self._evaluations.read(await load_run(self._database))
+            return self._evaluations.finished
+
+        for done in await retry_through_outages(read, "the evaluations"):
+            if done.step >= self._first_step and done.step not in self._told:
+                self._told.add(done.step)
+                return done
+        return None
 
     async def release_gpus(self) -> int:
         """Release the GPU memory of the services until `publish`. Returns how many released it."""

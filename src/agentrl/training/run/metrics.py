@@ -1,7 +1,4 @@
-"""The metrics of a step, written to a JSONL file and optionally to a tracker.
-
-Trackers are Accelerate's own (TensorBoard, SwanLab). Only rank 0 writes.
-"""
+"""The metrics of a step, written to a JSONL file and optionally to trackers. Only rank 0 writes."""
 
 import json
 import os
@@ -14,9 +11,9 @@ from typing import Any, ClassVar, Protocol
 
 from accelerate import Accelerator
 
-from agentrl.configs import Config, ConfigError, trackers_of
+from agentrl.configs import Config, trackers_of
 from agentrl.databases.row_ledger import RowCounts, RowHeader
-from agentrl.training.checkpoint.layout import recorded_config
+from agentrl.training.run.trackers import Trackers
 from agentrl.training.step.statistics import StepStatistics
 
 
@@ -102,30 +99,35 @@ class MetricsWriter:
 
         Raises `ConfigError` if a tracker of `report_to` is not installed or does not start.
         """
-        self._accelerator = accelerator
-        self._tracks = bool(trackers_of(config.run.report_to))
         self._every = config.run.logging_steps
         self._file = output / "metrics.jsonl"
-        if accelerator.is_main_process:
+        self._trackers: Trackers | None = None
+        self._writes = accelerator.is_main_process
+        if self._writes:
             _set_aside_after(self._file, step)
-        if self._tracks:
-            _start_trackers(accelerator, config)
+            if trackers_of(config.run.report_to):
+                self._trackers = Trackers(config)
 
     def write(self, metrics: MetricsLine) -> None:
         """Append a step's line, if it is a multiple of `logging_steps`."""
-        if not self._accelerator.is_main_process or metrics.step % self._every:
+        if not self._writes or metrics.step % self._every:
             return
         values = {"step": metrics.step, **asdict(metrics)}  # the line begins with it
         with self._file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(values) + "\n")
-        if self._tracks:
+        if self._trackers is not None:
             del values["step"], values["time"]
-            self._accelerator.log(_scalars(values), step=metrics.step)
+            self._trackers.log(_scalars(values), metrics.step)
+
+    def trackers(self, step: int | None = None) -> Trackers | None:
+        """The trackers, if there are any that show more of this step; None: of the run's end."""
+        shows = self._trackers and (step is None or not step % self._every)
+        return self._trackers if shows else None
 
     def close(self) -> None:
-        """Flush the tracker. `end_training` would also destroy the process group."""
-        for tracker in self._accelerator.trackers:
-            tracker.finish()
+        """Flush the trackers."""
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 def _scalars(values: Mapping[str, Any]) -> dict[str, float]:
@@ -163,42 +165,3 @@ def _step_of(line: str) -> float:
         return float(json.loads(line)["step"])
     except json.JSONDecodeError:
         return float("inf")  # the last line, cut short
-
-
-def _flat(config: Config) -> dict[str, str | int | float | bool]:
-    """The flags as trackers store them."""
-    flags = {k: v for group in recorded_config(config).values() for k, v in group.items()}
-    return {
-        name: value if isinstance(value, str | int | float | bool) else str(value)
-        for name, value in flags.items()
-    }
-
-
-def _start_trackers(accelerator: Accelerator, config: Config) -> None:
-    """Raises `ConfigError` if a tracker refuses, with what it says."""
-    opened = _tracked(config)
-    # SwanLab reads a project of its own from this variable, as JSON, and fails at a name.
-    os.environ.pop("SWANLAB_PROJECT", None)
-    os.environ.setdefault("SWANLAB_INTERACTIVE", "false")  # nobody sees a question in a log
-    try:
-        accelerator.init_trackers(*opened)
-    except Exception as error:  # of the packages of others, whatever they raise
-        said = " ".join(str(error).split()).rstrip(".")
-        raise ConfigError(
-            f"--report_to {config.run.report_to}: {said}; SwanLab wants SWANLAB_API_KEY, or "
-            "SWANLAB_MODE=offline where it cannot be reached; or leave the flag out"
-        ) from error
-
-
-def _tracked(config: Config) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """The project, its configuration, and what each tracker is opened with.
-
-    SWANLAB_PROJECT and SWANLAB_WORKSPACE say where SwanLab puts the run, under the run's name.
-    """
-    project = os.environ.get("SWANLAB_PROJECT", "").strip()
-    if not project:
-        return config.run.run_name, _flat(config), {}
-    opened = {"experiment_name": config.run.run_name}
-    if workspace := os.environ.get("SWANLAB_WORKSPACE", "").strip():
-        opened["workspace"] = workspace
-    return project, _flat(config), {"swanlab": opened}

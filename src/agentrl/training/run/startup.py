@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+from accelerate.utils import InitProcessGroupKwargs
 from transformers import PreTrainedModel
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
@@ -163,18 +163,11 @@ def learner_config(config: Config, accelerator: Accelerator) -> LearnerConfig:
 
 
 def make_accelerator(config: Config) -> Accelerator:
-    """Make the `Accelerator`, used for processes and trackers.
-
-    Raises `ConfigError` for float16 and for a tracker that is not installed.
-    """
+    """Make the `Accelerator`, used for processes. Raises `ConfigError` for float16."""
     if config.compute.tf32:
         torch.set_float32_matmul_precision("high")
     accelerator = Accelerator(
         cpu=config.parallel.use_cpu or not torch.cuda.is_available(),
-        log_with=trackers_of(config.run.report_to) or None,
-        project_config=ProjectConfiguration(
-            str(config.output), logging_dir=str(config.output / "tensorboard")
-        ),
         kwargs_handlers=[
             InitProcessGroupKwargs(timeout=timedelta(seconds=config.parallel.ddp_timeout))
         ],

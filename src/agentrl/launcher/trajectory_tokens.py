@@ -15,7 +15,11 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from agentrl.databases.arrays import unpack_floats, unpack_ints
-from agentrl.databases.documents import DBRecordData, DispatchedSamplingTask
+from agentrl.databases.connection import RunDatabase
+from agentrl.databases.documents import DBRecordData, DispatchedSamplingTask, Record
+from agentrl.databases.row_parts import join
+from agentrl.databases.runs import load_run
+from agentrl.launcher.trajectory import read_turns
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.groups.row_building import replay
 
@@ -24,7 +28,8 @@ from agentrl.rollout.groups.row_building import replay
 class TurnTokens:
     """The tokens that a turn added: those of its prompt, and those that the model made.
 
-    `shared`: tokens before them, which the turn shares with its parent. `texts`: of both, in order.
+    `start`: number of tokens before them in the model's context, of which the first turn of a
+    segment shares `shared` with its parent. `texts`: of both, in order.
     `values`: columns of the model's own tokens, by name: `logprob`, `version`, and of a row `mask`
     and `advantage`.
     """
@@ -33,11 +38,41 @@ class TurnTokens:
     segment: int
     parent: str | None
     shared: int
+    start: int
     prompt_ids: list[int]
     output_ids: list[int]
     prompt_texts: list[str]
     output_texts: list[str]
     values: dict[str, list[float]]
+
+
+async def read_tokens(database: RunDatabase, record: Record) -> list[TurnTokens]:
+    """The tokens of each turn of a Record."""
+    turns = await read_turns(database, record)
+    row = await read_row(database, record.id)
+    return turn_tokens(turns, row, await model_folder(database))
+
+
+async def read_row(database: RunDatabase, record_id: str) -> DBRecordData | None:
+    """The training row of a Record, whole; None if it has none."""
+    document = await database.rows.find_one({"_id": record_id})
+    if document is None:
+        return None
+    return DBRecordData.from_mongo(await join(database, document))
+
+
+async def model_folder(database: RunDatabase) -> Path | None:
+    """The folder with the run's tokenizer, where it is on this machine."""
+    run = await load_run(database)
+    first = await database.policy_versions.find_one({}, sort=[("version", 1)])
+    folders: list[str | None] = [first["path"] if first else None]
+    if run is not None:
+        folders += [data.model for data in reversed(run.data)]
+        folders.append((run.flags or {}).get("model_name_or_path"))
+    for folder in folders:
+        if folder and (Path(folder) / "tokenizer.json").is_file():
+            return Path(folder)
+    return None
 
 
 def turn_tokens(
@@ -61,6 +96,7 @@ def turn_tokens(
                 segment=turn.segment,
                 parent=turn.parent,
                 shared=turn.shared_len,
+                start=turn.prompt_len - len(prompt),
                 prompt_ids=prompt.tolist(),
                 output_ids=output.tolist(),
                 prompt_texts=texts[: len(prompt)],

@@ -10,7 +10,8 @@ from agentrl.databases.documents import DataSet, Run, Split, TaskStatus, group_o
 from agentrl.databases.feeder import of_data
 from agentrl.databases.runs import load_run
 from agentrl.databases.transitions import ENDED_TASKS, TERMINAL_SLOTS
-from agentrl.rollout.groups.group_rules import SUCCESS_SCORE
+
+SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
 
 
 @dataclass(frozen=True)
