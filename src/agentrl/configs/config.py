@@ -30,10 +30,10 @@ from agentrl.configs.training import (
     ReservedConfig,
 )
 
-_TRACES = "opentelemetry-exporter-otlp-proto-http"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
 # The whole of MLflow wants an older pyarrow.
 _INSTALLED_AS = {"mlflow": "mlflow-skinny pandas"}
+_TRACES = "opentelemetry-exporter-otlp-proto-http"
 NO_BOUND = 2**31 - 1  # optimizer steps that no run takes
 
 
