@@ -3,11 +3,15 @@
 import json
 from typing import Any
 
+import aiohttp
 import pytest
 from open_session import opened
 from stage import Stage
 from test_clients import QUESTION
 from test_reported import told
+
+from agentrl.gateway.server import Gateway
+from agentrl.gateway.session_keys import SessionKeys
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 
@@ -47,3 +51,18 @@ async def test_a_request_that_cannot_be_read_is_the_client_s_mistake(
         assert status == 400 and said in json.loads(text)["error"]["message"]
         stage.lines = ["one"]
         assert (await told(there, CHAT, {"messages": [QUESTION]}))[0] == 200
+
+
+@pytest.mark.parametrize("run_is_over", [True, False])
+async def test_a_client_learns_whether_its_attempt_ended_with_the_run(run_is_over: bool) -> None:
+    keys = SessionKeys()
+    headers = {"Authorization": f"Bearer {keys.key_of('r1')}"}
+    async with (
+        Gateway(keys, run_is_over=lambda: run_is_over).running() as gateway,
+        aiohttp.ClientSession() as http,
+        http.post(f"{gateway.url}/s/r1/reward", json={"reward": 1.0}, headers=headers) as answer,
+    ):
+        said = (await answer.json())["error"]
+    assert answer.status == 410 and said["code"] == "session_over"
+    assert ("the run is finished" in said["message"]) == run_is_over
+    assert ("others have it by now" in said["message"]) != run_is_over

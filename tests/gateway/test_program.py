@@ -2,12 +2,14 @@
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from open_session import opened
 from stage import Stage
@@ -18,6 +20,7 @@ from agentrl.gateway.function import EntrySession, run_function
 from agentrl.rollout.agents import load_agents
 
 PROGRAM = Path(__file__).with_name("agent_program.py")
+HOSTILE = PROGRAM.with_name("hostile_program.py")
 FUNCTIONS = Path(__file__).with_name("agent_functions.py")
 
 
@@ -91,6 +94,53 @@ async def test_a_program_that_is_cancelled_leaves_no_process(stage: Stage, tmp_p
         with pytest.raises(asyncio.CancelledError):
             await running
     assert len(family) == 2 and not [pid for pid in family if Path(f"/proc/{pid}").exists()]
+
+
+@pytest.mark.parametrize("mode", ["kills_its_subreaper", "stops_its_subreaper"])
+async def test_a_program_that_turns_on_its_subreaper_is_ended_with_all_that_it_started(
+    stage: Stage, tmp_path: Path, mode: str
+) -> None:
+    pids = tmp_path / "pids"
+    stage.flags = ("--agent_name", "program", "--agent_command",
+                   f"{sys.executable} {HOSTILE} {mode}")  # fmt: skip
+    stage.lines = ["one"]
+    async with stage.sampler("program", fields={"pid_file": str(pids)}) as sampler:
+        running = asyncio.create_task(sampler.run())
+        if mode == "stops_its_subreaper":  # it stands still until the attempt's time is up
+            while not (pids.exists() and pids.read_text()):
+                await asyncio.sleep(0.05)
+            await asyncio.sleep(0.5)
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.wait_for(running, 30)
+        else:
+            with pytest.raises(RuntimeError, match="the process that watches over the program"):
+                await asyncio.wait_for(running, 30)
+    family = [int(pid) for pid in pids.read_text().split()]
+    assert len(family) == 2 and not [pid for pid in family if still_runs(pid)]
+
+
+async def test_a_process_that_nobody_can_find_holds_up_no_attempt(
+    stage: Stage, tmp_path: Path
+) -> None:
+    pids = tmp_path / "pids"
+    stage.flags = ("--agent_name", "program", "--agent_command",
+                   f"{sys.executable} {HOSTILE} outlives_all")  # fmt: skip
+    stage.lines = ["one"]
+    try:
+        with pytest.raises(RuntimeError, match="was killed, and all ended: it wrote nothing"):
+            await asyncio.wait_for(stage.attempt("program", fields={"pid_file": str(pids)}), 30)
+        hidden = int(pids.read_text())
+        assert still_runs(hidden)
+    finally:
+        os.kill(int(pids.read_text()), signal.SIGKILL)
+
+
+def still_runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 async def test_a_program_sees_none_of_the_run_s_secrets(

@@ -11,6 +11,7 @@ from rich.console import Console
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
+    HANDED_BACK,
     Record,
     RecordStatus,
     Split,
@@ -69,6 +70,12 @@ async def test_records_are_listed_in_the_order_that_is_asked_for(database: RunDa
     ]  # fmt: skip
     assert lines[2].split() == ["r2", "2", "1.00", "-", "1", "0", "20", "answered", "3", "h"]
     assert "failed" in lines[1]
+    handed_back = {"$set": {"error": f"{HANDED_BACK}the sampler stopped"}}
+    await database.records.update_one({"_id": "r3"}, handed_back)
+    out = io.StringIO()
+    records = await list_records(database, "newest", {}, Split.TRAIN, 1)
+    print_list(Console(file=out, width=80), records, "demo")
+    assert "handed back" in out.getvalue() and "failed" not in out.getvalue()
 
 
 @pytest.mark.parametrize(

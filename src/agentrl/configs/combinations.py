@@ -84,6 +84,24 @@ def _of_agents(agent: AgentConfig) -> Refusals:
             f"--{flag} {value}: tells the agents of a program apart, and has no effect without "
             "--agent_name program; leave it out",
         )
+    of_command = {
+        "agent_sandbox": agent.agent_sandbox,
+        "agent_memory_mib": agent.agent_memory_mib,
+        "agent_cpu_seconds": agent.agent_cpu_seconds,
+        "agent_processes": agent.agent_processes,
+        "agent_disk_mib": agent.agent_disk_mib,
+    }
+    for flag, limit in of_command.items():
+        yield (
+            limit is not None and agent.agent_command is None,
+            f"--{flag} {limit}: is for the program of --agent_command, which is not given; leave "
+            "it out",
+        )
+    yield (
+        agent.agent_processes is not None and agent.agent_sandbox is None,
+        f"--agent_processes {agent.agent_processes}: outside of a sandbox the kernel counts all "
+        "processes of the user; give --agent_sandbox too",
+    )
 
 
 def _programs(agent: AgentConfig) -> list[str]:

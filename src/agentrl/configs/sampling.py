@@ -296,6 +296,44 @@ class AgentConfig:
         unset="none",
         belongs=FlagClass.DATA,
     )
+    agent_sandbox: str | None = flag(
+        None,
+        "where --agent_command runs, with no network but the gateway: bubblewrap, in namespaces of "
+        "this machine, or docker:IMAGE, in a container of an image that has python3",
+        unset="as any process of the sampler's user",
+    )
+    agent_sandbox_folders: str = flag(
+        ".",
+        "folders that a program may read in its sandbox beside the system's, separated by commas; "
+        "it begins in the first one",
+        kind="LIST",
+        belongs=FlagClass.OWN,
+    )
+    agent_memory_mib: int | None = flag(
+        None,
+        "memory of each process of --agent_command in MiB; in a container, of all together",
+        unset="no limit",
+        least=32,
+    )
+    agent_cpu_seconds: int | None = flag(
+        None,
+        "seconds of CPU time that each process of --agent_command may take",
+        unset="no limit",
+        least=1,
+    )
+    agent_processes: int | None = flag(
+        None,
+        "processes and threads that an attempt of --agent_command may have at once; needs "
+        "--agent_sandbox",
+        unset="no limit",
+        least=1,
+    )
+    agent_disk_mib: int | None = flag(
+        None,
+        "size of a file that --agent_command may write in MiB; in a sandbox, of all files together",
+        unset="no limit",
+        least=1,
+    )
     train_agents: str | None = flag(
         None,
         "names of the agents of a program that are trained, separated by commas; turns of others "

@@ -14,6 +14,7 @@ from agentrl.configs.training import LossConfig
 
 # Flags that describe a layer, by the flag that switches the layer on.
 _SWITCHES: Mapping[str, tuple[str, ...]] = {
+    "agent_sandbox": ("agent_sandbox_folders",),
     "fork_turns": ("fork_at", "forks"),
     "otlp_endpoint": ("trace_rate", "trace_failed_only"),
     "beta": ("kl_estimator", "kl_in_advantage", "reference_model_name_or_path"),
@@ -70,7 +71,8 @@ def _given(config: Config) -> Iterator[tuple[str, str]]:
 
     What is switched off counts as not given, also where its default is that of a loss.
     """
-    for group in (config.run, config.loss, config.critic, config.model, config.sampling):
+    groups = (config.run, config.loss, config.critic, config.model, config.sampling, config.agent)
+    for group in groups:
         for item in fields(group):
             value = getattr(group, item.name)
             if value != item.default and value is not False:

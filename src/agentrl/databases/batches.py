@@ -31,11 +31,13 @@ class Pace:
     """The common moments at which a process sends its batches.
 
     `at_once`: returns the number of records in progress. A moment is short compared with the time
-    of a turn, in which each of them makes about one request.
+    of a turn, in which each of them makes about one request. `times`: how many times as far apart
+    moments are, for requests that nobody waits for.
     """
 
-    def __init__(self, at_once: Callable[[], int]) -> None:
+    def __init__(self, at_once: Callable[[], int], times: int = 1) -> None:
         self._at_once = at_once
+        self._times = times
         self._next = 0.0  # by the monotonic clock
 
     async def moment(self, hurry: asyncio.Event) -> None:
@@ -44,7 +46,7 @@ class Pace:
         now = time.monotonic()
         if self._next <= now:
             others = max(0, self._at_once() - 1)
-            self._next = now + min(others * _MOMENT_OF_A_RECORD_S, MOMENT_S)
+            self._next = now + self._times * min(others * _MOMENT_OF_A_RECORD_S, MOMENT_S)
         if self._next > now:
             with suppress(TimeoutError):
                 await asyncio.wait_for(hurry.wait(), self._next - now)
@@ -106,6 +108,11 @@ class Batches(Generic[Request, Answer]):
         if self._sender is None:
             self._sender = asyncio.create_task(self._send(), name=self._name)
         return await waiter.done
+
+    def hurry(self) -> None:
+        """Send those that wait as soon as no batch is in flight."""
+        if self._waiting:
+            self._hurry.set()
 
     async def _send(self) -> None:
         """Send batch after batch until nobody waits."""

@@ -265,7 +265,10 @@ class Replay(SubDocument):
 
 
 class ToolCall(SubDocument):
-    """A tool call of the model or of the agent's code (`by_agent`), and its result."""
+    """A tool call of the model or of the agent's code (`by_agent`), and its result.
+
+    `lasting`: it may have left a state that no fork of the rollout can have.
+    """
 
     name: str
     arguments: dict[str, Any]
@@ -276,6 +279,7 @@ class ToolCall(SubDocument):
     kept: str | None = None  # id of the ToolResult with the whole result, if `result` is cut
     summarised_by: str | None = None  # model of the browse agent that wrote `result`
     by_agent: bool = False
+    lasting: bool = False
 
 
 class Scoring(SubDocument):

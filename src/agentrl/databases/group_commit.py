@@ -70,6 +70,10 @@ class GroupCommit:
             return True
         return await self._batches.ask(_Writes(writes, allowed), at_once=at_once)
 
+    def hurry(self) -> None:
+        """Let the writes that wait not wait for the moment of the pace."""
+        self._batches.hurry()
+
     async def _send_batch(self, batch: _Batch) -> None:
         # A document that cannot be sent (over 16 MB, or not BSON) fails the whole bulk write.
         await retry_through_outages(lambda: self._try(batch), f"a write to {self._collection.name}")

@@ -65,6 +65,8 @@ _BEFORE_END = {
     RecordStatus.SCORED: [RecordStatus.SAMPLED],
     RecordStatus.QUARANTINED: [RecordStatus.SAMPLED],
 }
+# Each command is made durable by itself, and turns that programs wait for are written meanwhile.
+_DELIVERIES_APART = 5
 # In one reply. It is decoded in one step of the event loop: 10 ms for turns of 30 kB.
 _TURNS_AT_ONCE = 32
 _SETTLED = (RecordStatus.READY, RecordStatus.ABANDONED, RecordStatus.QUARANTINED)
@@ -101,7 +103,7 @@ class RecordLedger:
         self._records = GroupCommit(database.records, self.pace)
         self._turns = GroupCommit(database.turns, self.pace)
         # Apart from the turns: a command inserts or updates, and a turn would wait for both.
-        self._deliveries = GroupCommit(database.turns, self.pace)
+        self._deliveries = GroupCommit(database.turns, Pace(self.leases.count, _DELIVERIES_APART))
         self._tool_results = GroupCommit(database.tool_results, self.pace)
         self._kept_tools: set[str] = set()
         # Not at its moments: the rows of a group are written one step after the other.
@@ -144,6 +146,10 @@ class RecordLedger:
         noted = {"$set": {"request.delivered": True}}
         writes = [UpdateMany({"_id": turn_id(record, turn)}, noted) for turn in turns]
         await self._write_held([record], self._deliveries, writes)
+
+    def deliver_now(self) -> None:
+        """Let no noted delivery wait for others: somebody waits for it."""
+        self._deliveries.hurry()
 
     async def note(self, record: Record) -> None:
         """Store what a Record that is being sampled knows beside its turns, for who takes it up.

@@ -1,90 +1,135 @@
 """`--agent_command`: the user's code as a command, which runs once for each attempt.
 
-What it writes to standard output is its answer. It runs behind a subreaper (`subreaper.py`), with
-which all processes end that it started: when it ends, when the attempt is cancelled, and when the
-sampler is killed.
+What it writes to standard output is its answer. It runs behind a subreaper (`program_process.py`),
+with which all processes end that it started: when it ends, when the attempt is cancelled, and when
+the sampler is killed. `program_limits.py` has its limits, `sandbox.py` the sandboxes.
 """
 
 import asyncio
+import hashlib
+import logging
 import os
 import shlex
 import shutil
 import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import orjson
 
-from agentrl.configs import ConfigError
+from agentrl.configs import Config, ConfigError
 from agentrl.configs.secret_variables import VARIABLES
+from agentrl.gateway.door import door
 from agentrl.gateway.exchange import MODEL
 from agentrl.gateway.outcome import Outcome
+from agentrl.gateway.program_limits import ProgramLimits
+from agentrl.gateway.program_process import ProgramProcess
+from agentrl.gateway.program_start import PROGRAM_START
+from agentrl.gateway.sandbox import DOOR, SHOWN, TASK, Docker, Sandbox, sandbox_of, show
+from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Session
-from agentrl.subreaper import SUBREAPER
 
-_GRACE_S = 2.0  # for a program that is ended
-_KEPT_BYTES = 200_000  # of each output
-_READ_BYTES = 2**16
+log = logging.getLogger(__name__)
+
+_MARK = "AGENTRL_SESSION_KEY"
+_REMOVED_WITHIN_S = 20.0
 _SHOWN_CHARACTERS = 300
 
 
-def words_of(command: str) -> tuple[str, ...]:
-    """The words of `--agent_command`. Raises `ConfigError` if it cannot be run."""
+def words_of(command: str, *, here: bool = True) -> tuple[str, ...]:
+    """The words of `--agent_command`. Raises `ConfigError` if it cannot be run.
+
+    `here`: whether it is a program of this machine.
+    """
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
         raise ConfigError(f"--agent_command {command}: {error}") from None
-    if not words or shutil.which(words[0]) is None:
+    if not words or (here and shutil.which(words[0]) is None):
         raise ConfigError(f"--agent_command {command}: there is no program {' '.join(words[:1])!r}")
     return words
 
 
-async def run_command(
-    words: Sequence[str], session: Session, url: str, keys: Collection[str | None]
-) -> Outcome:
+@dataclass(frozen=True)
+class Command:
+    """A command, and how it is run. `secrets`: names of variables that it must not see."""
+
+    words: tuple[str, ...]
+    secrets: frozenset[str]
+    limits: ProgramLimits
+    sandbox: Sandbox | None
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """The command of the flags. Raises `ConfigError` if it cannot be run."""
+        agent = config.agent
+        assert agent.agent_command is not None
+        limits = ProgramLimits.of(agent)
+        sandbox = sandbox_of(agent, limits)
+        keys = {config.sampling.inference_api_key_env, agent.agent_models_key_env} - {None}
+        # A container has programs of its own.
+        words = words_of(agent.agent_command, here=not isinstance(sandbox, Docker))
+        return cls(words, frozenset({*VARIABLES.values(), *map(str, keys)}), limits, sandbox)
+
+
+async def run_command(command: Command, session: Session, url: str, gateway: Gateway) -> Outcome:
     """Run the command until it ends or the session is finished; it then has a moment to end.
 
-    `url`: of the session. `keys`: variables of keys, which it must not see.
+    `url`: of the session.
     """
-    with tempfile.TemporaryDirectory(prefix="agentrl-") as folder:
-        task = Path(folder) / "task.json"
-        task.write_bytes(orjson.dumps(session.task_fields, option=orjson.OPT_INDENT_2))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", SUBREAPER, str(_GRACE_S), *words,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE, env=_environment(session, url, task, keys),
-            start_new_session=True,
-        )  # fmt: skip
-        assert process.stdin and process.stdout and process.stderr
-        reading = asyncio.gather(_read(process.stdout), _read(process.stderr))
-        finished = asyncio.create_task(session.finished.wait())
-        ended = asyncio.create_task(process.wait())
+    task = orjson.dumps(session.task_fields, option=orjson.OPT_INDENT_2)
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="agentrl-")))
+        if command.sandbox is None:
+            (folder / TASK).write_bytes(task)
+            words = _limited(command)
+            variables = _variables(session, url, str(folder / TASK))
+            others = os.environ.items()
+            environment = {
+                **{name: value for name, value in others if name not in command.secrets},
+                **variables,
+            }
+        else:
+            shown = show(folder, task)
+            await stack.enter_async_context(door(gateway, shown / DOOR))
+            variables = _variables(session, url, f"{SHOWN}/{TASK}")
+            # The key's digest: names of containers can be seen by others.
+            name = hashlib.blake2b(session.key.encode(), digest_size=8).hexdigest()
+            names = list(variables)
+            words = command.sandbox.command(command.words, name, shown, gateway.port, names)
+            environment = command.sandbox.environment(variables)
+            if (removal := command.sandbox.removal(name)) is not None:
+                stack.push_async_callback(_remove, removal, environment)
+        program = await ProgramProcess.start(words, environment, _MARK)
         try:
-            await asyncio.wait({finished, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if not ended.done():
-                await asyncio.wait({ended}, timeout=_GRACE_S)
+            await program.wait(session.finished)
         finally:
-            finished.cancel()
-            process.stdin.close()  # the subreaper ends what is left
-            status = await ended
-            out, err = await reading
+            status = await program.end()
+    out, err = program.outputs
     failed = status != 0 and not session.finished.is_set()
-    error = RuntimeError(f"the program ended with status {status}: {_last_line(err or out)}")
     return Outcome(
         answer=out.strip() or None,
-        error=error if failed else None,
+        error=RuntimeError(_why(command, program, status)) if failed else None,
         output=f"{out}\n--- standard error ---\n{err}" if err else out,
     )
 
 
-def _environment(
-    session: Session, url: str, task: Path, keys: Collection[str | None]
-) -> dict[str, str]:
-    """The sampler's environment without its secrets, and the way to the model."""
-    secret = {*VARIABLES.values(), *keys}
+def _limited(command: Command) -> Sequence[str]:
+    """The words of a command outside of a sandbox, with its limits."""
+    limits = command.limits.of_process()
+    if not limits:
+        return command.words
+    start = orjson.dumps({"limits": limits}).decode()
+    return [sys.executable, "-I", "-S", PROGRAM_START, start, *command.words]
+
+
+def _variables(session: Session, url: str, task: str) -> dict[str, str]:
+    """The way to the model, and to the task."""
     return {
-        **{name: value for name, value in os.environ.items() if name not in secret},
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_BASE": f"{url}/v1",
         "OPENAI_API_KEY": session.key,
@@ -92,17 +137,35 @@ def _environment(
         "ANTHROPIC_API_KEY": session.key,
         "AGENTRL_MODEL": MODEL,
         "AGENTRL_SESSION_URL": url,
-        "AGENTRL_SESSION_KEY": session.key,
-        "AGENTRL_TASK_FILE": str(task),
+        _MARK: session.key,
+        "AGENTRL_TASK_FILE": task,
     }
 
 
-async def _read(stream: asyncio.StreamReader) -> str:
-    """All that a stream says; of more than is kept, the end."""
-    kept = b""
-    while piece := await stream.read(_READ_BYTES):
-        kept = (kept + piece)[-_KEPT_BYTES:]
-    return kept.decode(errors="replace")
+async def _remove(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """End what may be left of a sandbox; usually nothing is, which is no error."""
+    process = await asyncio.create_subprocess_exec(
+        *words, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL, env=environment,
+    )  # fmt: skip
+    try:
+        await asyncio.wait_for(process.wait(), _REMOVED_WITHIN_S)
+    except TimeoutError:
+        process.kill()
+        log.warning("%s did not end within %g s", " ".join(words), _REMOVED_WITHIN_S)
+
+
+def _why(command: Command, program: ProgramProcess, status: int) -> str:
+    """Why a program failed, in one sentence."""
+    out, err = program.outputs
+    said = _last_line(err or out)
+    if program.lost:
+        return f"the process that watches over the program was killed, and all ended: {said}"
+    kills = command.sandbox is not None and command.sandbox.kills
+    limit = command.limits.explain(status, err or out, kills=kills)
+    if limit is not None:
+        return f"the program reached {limit} and ended with status {status}: {said}"
+    return f"the program ended with status {status}: {said}"
 
 
 def _last_line(text: str) -> str:

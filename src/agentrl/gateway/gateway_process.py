@@ -50,7 +50,7 @@ async def _serve(argv: Sequence[str]) -> None:
     key = read_key(agent.gateway_key_env, "gateway_key_env")
     require_key(host, key, "name the variable that holds it by --gateway_key_env")
     desk = Desk(f"gateway-{port}")
-    gateway = Gateway(SessionKeys(await _secret(config)), desk.settled)
+    gateway = Gateway(SessionKeys(await _secret(config)), desk.settled, lambda: desk.is_over)
     desk.kind = OutsideSampler.at(desk, gateway)
     try:
         async with gateway.running(host, port, TasksApi(gateway, desk, key).add_to):

@@ -19,8 +19,8 @@ from functools import partial
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.documents import Record, ToolResult
 from agentrl.gateway.agents_of_program import ProgramAgents, agents_of, check_agents
-from agentrl.gateway.command import run_command, words_of
-from agentrl.gateway.function import load_entry, run_function
+from agentrl.gateway.command import Command, run_command
+from agentrl.gateway.function import Entry, load_entry, run_function
 from agentrl.gateway.outcome import Outcome
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.session_keys import SessionKeys
@@ -29,13 +29,13 @@ from agentrl.gateway.sessions import Session
 from agentrl.rollout.agents.base import SamplerResources
 
 OUTPUT = "program"  # the name under which its output is stored as a result
-Drive = Callable[[Session, str], Awaitable[Outcome]]
+Drive = Callable[[Session, str, Gateway], Awaitable[Outcome]]
 
 
 @dataclass(frozen=True)
 class ProgramResources(SamplerResources):
-    """Resources of programs. `drive`: runs the user's code for a session with its URL. `agents`:
-    those of a program."""
+    """Resources of programs. `drive`: runs the user's code for a session with its URL, which
+    belongs to the gateway. `agents`: those of a program."""
 
     gateway: Gateway
     drive: Drive
@@ -78,7 +78,7 @@ class ProgramSampler(SessionSampler):
         key = gateway.keys.key_of(self.record.id)
         session = Session(self, self.resources.agents, key)
         async with gateway.session(session) as url:
-            outcome = await self.resources.drive(session, url)
+            outcome = await self.resources.drive(session, url, gateway)
         if outcome.output:
             await self._keep_output(outcome.output)
         return self.conclude(session, outcome.answer, outcome.error)
@@ -101,13 +101,9 @@ def _drive(config: Config) -> Drive:
             "--agent_entry, a function that does"
         )
     if entry is not None:
-        function = load_entry(entry)
-        return partial(run_function, function)
-    assert command is not None
-    words = words_of(command)
-    keys = (config.sampling.inference_api_key_env, config.agent.agent_models_key_env)
+        return partial(_run_entry, load_entry(entry))
+    return partial(run_command, Command.of(config))
 
-    async def run(session: Session, url: str) -> Outcome:
-        return await run_command(words, session, url, keys)
 
-    return run
+async def _run_entry(entry: Entry, session: Session, url: str, gateway: Gateway) -> Outcome:
+    return await run_function(entry, session, url)

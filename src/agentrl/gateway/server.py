@@ -8,6 +8,7 @@ Each request shows the session's key, as a bearer token or as `x-api-key`.
 """
 
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -62,18 +63,24 @@ class Refused(Exception):
 
 
 class Gateway:
-    """The sessions of a process. `url`: of the server.
+    """The sessions of a process. `url`, `port`: of the server.
 
     `keys`: of its sessions. `settle`: waits until a session, by its id, is there again that an
-    earlier process has left.
+    earlier process has left. `run_is_over`: whether the run is finished.
     """
 
     def __init__(
-        self, keys: SessionKeys, settle: Callable[[str], Awaitable[None]] | None = None
+        self,
+        keys: SessionKeys,
+        settle: Callable[[str], Awaitable[None]] | None = None,
+        run_is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.url = ""
+        self.port = 0
         self.keys = keys
+        self._runner: web.AppRunner | None = None
         self._settle = settle
+        self._run_is_over = run_is_over
         self._sessions: dict[str, Session] = {}
 
     @asynccontextmanager
@@ -92,10 +99,24 @@ class Gateway:
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
-            self.url = f"http://{host}:{runner.addresses[0][1]}"
+            self.port = runner.addresses[0][1]
+            self.url = f"http://{host}:{self.port}"
+            self._runner = runner
             yield self
         finally:
+            self._runner = None
             await runner.cleanup()
+
+    @asynccontextmanager
+    async def listening_on(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Answer who connects to this socket, too, which is closed at the end."""
+        assert self._runner is not None, "the gateway is running"
+        site = web.SockSite(self._runner, listener)
+        await site.start()
+        try:
+            yield
+        finally:
+            await site.stop()
 
     @asynccontextmanager
     async def session(self, session: Session) -> AsyncIterator[str]:
@@ -156,6 +177,10 @@ class Gateway:
                 await self._settle(found)
             except TimeoutError:
                 raise Refused(503, "api_error", None, "the gateway is starting") from None
+        if found not in self._sessions and self._run_is_over():
+            raise SessionOver(
+                f"the attempt {found} has ended: the run is finished and needs no more of it"
+            )
         if found not in self._sessions:
             raise SessionOver(f"the attempt {found} has ended, or others have it by now")
         return self._sessions[found]

@@ -255,6 +255,7 @@ class Session:
         for task in self._answering:
             task.cancel()
         await asyncio.gather(*self._answering, return_exceptions=True)
+        self._sampler.resources.records.deliver_now()
         await asyncio.gather(*self._storing, return_exceptions=True)
         await self._llm.finish()
 

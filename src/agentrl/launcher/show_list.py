@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from agentrl.databases.connection import BEFORE_ALL, RunDatabase
-from agentrl.databases.documents import Record, Split
+from agentrl.databases.documents import HANDED_BACK, Record, Split
 from agentrl.launcher.record_filter import Filter, refused_by_mongod, selected
 from agentrl.launcher.runs import age
 
@@ -65,10 +65,17 @@ def print_list(console: Console, records: Sequence[Record], run: str) -> None:
             str(record.n_turns),
             str(record.n_tool_calls),
             str(record.tokens.generated),
-            Text(record.stop_reason or record.status, "red" if record.error else ""),
+            _end(record),
             age((now - when).total_seconds()) if when else "-",
         )
     console.print(table)
+
+
+def _end(record: Record) -> Text:
+    """How it ended. What was handed back is no failure: its rollout is attempted again."""
+    if (record.error or "").startswith(HANDED_BACK):
+        return Text(HANDED_BACK.rstrip(": "), "dim")
+    return Text(record.stop_reason or record.status, "red" if record.error else "")
 
 
 def _number(value: float | None, form: str) -> str:

@@ -18,6 +18,7 @@ from agentrl.rollout.llm.client import LLMClient
 from agentrl.rollout.llm.models import AgentModels, load_agent_models
 from agentrl.rollout.tool_calls import Call, MalformedCall, ParsedCall
 from agentrl.rollout.tools.browse import BrowseAgent, BrowseRules
+from agentrl.rollout.tools.catalogue import Effect
 
 if TYPE_CHECKING:
     from agentrl.rollout.tools.toolbox import ToolBox, ToolSession
@@ -81,13 +82,13 @@ class ToolSampler(AsyncSampler):
     async def repeat_call(self, call: Call, recorded: ToolCall) -> MadeCall:
         """Give a call the result that it has in the rollout that is being forked.
 
-        It is made again only if its tool's session is the record's own, for the state of that.
-        Raises `Diverged` if the tool then answers otherwise.
+        It is made again only for the state that it leaves in the record's own session. Raises
+        `Diverged` if the tool then answers otherwise.
         """
         if isinstance(call, MalformedCall):
             return await self.make_call(call)
         result = recorded.result or ""
-        if self.tools.has_state(call.name):
+        if self.tools.effect(call.name) is Effect.REPEATABLE:
             asked = self._taken(self.resources.browse.with_purpose(call), call)
             answer = await self.tools.call(call.name, asked.arguments)
             if answer.text != result and recorded.summarised_by is None:
@@ -115,6 +116,7 @@ class ToolSampler(AsyncSampler):
             started_at=answer.started_at,
             latency_s=answer.latency_s,
             kept=answer.kept,
+            lasting=answer.lasting,
         )
         if not answer.is_error:
             try:

@@ -50,6 +50,7 @@ class AgentTools:
             latency_s=answer.latency_s,
             kept=answer.kept,
             by_agent=True,
+            lasting=answer.lasting,
         )
         self._keep(call, self._llm.last)
         return answer

@@ -6,7 +6,8 @@
     after_tool_error   those that follow a failed call of a tool, the first ones
 
 The first turn is not among them: the rollouts of a group are its forks. Nor are turns that are not
-trained, as those of a program's other agents.
+trained, as those of a program's other agents, nor those after a call that left a state which a fork
+would not have.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,9 @@ from agentrl.databases.documents import DispatchedSamplingTask
 
 def fork_turns(turns: Sequence[DispatchedSamplingTask], at: str, count: int) -> list[int]:
     """Up to `count` numbers of turns at which to fork, in order. `turns`: all of a Record."""
-    trained = [turn for turn in turns[1:] if turn.trained]
+    changing = (turn.turn for turn in turns if any(call.lasting for call in turn.tool_calls))
+    last = next(changing, len(turns))  # its own calls are made after it is sampled
+    trained = [turn for turn in turns[1:] if turn.trained and turn.turn <= last]
     numbers = [turn.turn for turn in trained]
     if at == "entropy":
         ranked = sorted(trained, key=lambda turn: (-_uncertainty(turn), turn.turn))

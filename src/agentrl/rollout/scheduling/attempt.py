@@ -246,7 +246,9 @@ class Attempt:
         # A scorer of the whole group says what it is worth when all forks are there.
         scorers = self.finaliser.scorers
         scored = record.score is not None or bool(scorers.of_group(self.claim.task.scorer))
-        if config.fork_turns and record.split == Split.TRAIN and record.fork is None and scored:
+        lasting = any(call.lasting for call in record.own_calls)  # of no turn
+        may_fork = record.split == Split.TRAIN and record.fork is None and not lasting
+        if config.fork_turns and may_fork and scored:
             turns = (await self.records.turns([record.id]))[record.id]
             at = fork_turns(turns, config.fork_at, config.fork_turns)
             forks = [turn for turn in at for _ in range(config.forks)]

@@ -50,6 +50,7 @@ class AggregatedServer:
 
     def __init__(self, aggregator: "Aggregator", name: str, offers: tuple[Offer, ...]) -> None:
         self.name = name
+        self.resettable = aggregator.resettable
         self.offers = offers
         self._aggregator = aggregator
 
@@ -71,6 +72,7 @@ class Aggregator:
 
     def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
         self.servers: tuple[AggregatedServer, ...] = ()
+        self.resettable = spec.resettable
         self._spec = spec
         self._startup_timeout_s = startup_timeout_s
         self._http = httpx2.AsyncClient(

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,17 +20,45 @@ CREATE_TOOL, CLOSE_TOOL = "create_session", "close_session"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A tool as its server lists it. `parameters`: JSON schema of the arguments."""
+    """A tool as its server lists it.
+
+    `parameters`: JSON schema of the arguments. `read_only`: whether it changes nothing, by the
+    annotations of MCP; None if they do not tell.
+    """
 
     server: str
     tool: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    read_only: bool | None = None
 
     @property
     def full_name(self) -> str:
         """`server.tool`, which patterns may match besides the tool's name."""
         return f"{self.server}.{self.tool}"
+
+
+class Effect(StrEnum):
+    """What a call leaves behind, for a fork of its rollout (docs/reference/tools.md)."""
+
+    NONE = "none"  # the result is all there is of it
+    REPEATABLE = "repeatable"  # a state of the record's own session, made again by the same calls
+    LASTING = "lasting"  # a state that no other rollout can have
+
+
+def effect_of(offer: Offer, per_record: bool, resettable: bool | None) -> Effect:
+    """The effect of a tool's calls.
+
+    `per_record`: each record has its own session with the server. `resettable`: whether a new one
+    begins as the last one began, if its entry in the config file tells.
+    """
+    if offer.read_only:
+        return Effect.NONE
+    if per_record and resettable is not False:
+        return Effect.REPEATABLE
+    # Records that share a server share what is in it, so usually nothing of theirs is.
+    lasting = resettable is False or offer.read_only is False
+    return Effect.LASTING if lasting else Effect.NONE
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ class ToolAnswer:
 
     `text`: what the model reads. `whole`: the whole text if `text` is cut, else None. `kept`: `_id`
     in the collection `tool_results` of the whole text and files; None if `text` is complete.
+    `lasting`: the call may have left a state that no fork of the rollout can have.
     """
 
     text: str
@@ -44,6 +45,7 @@ class ToolAnswer:
     latency_s: float
     whole: str | None = None
     kept: str | None = None
+    lasting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from mcp_types import CallToolResult, Tool
 
+from agentrl.configs import ConfigError
 from agentrl.rollout.tools.calls import ToolRequest, ToolServerUnreachable
 from agentrl.rollout.tools.catalogue import CLOSE_TOOL, CREATE_TOOL, Offer
 from agentrl.rollout.tools.connection import ConnectFailed
@@ -28,7 +29,7 @@ class MCPServer:
     """A tool server; an async context manager.
 
     Entering waits up to `startup_timeout_s` for it, then raises `ToolServerUnreachable`. It raises
-    `ConfigError` if the server is an object that cannot be loaded.
+    `ConfigError` if the server is an object that cannot be loaded, or is to be what it cannot be.
     """
 
     def __init__(self, spec: ServerSpec, startup_timeout_s: float) -> None:
@@ -61,12 +62,22 @@ class MCPServer:
         """Whether each record has its own session."""
         return self.spec.per_record or self.creates_sessions
 
+    @property
+    def resettable(self) -> bool | None:
+        """Whether a new session begins as the last one began; None if that is not told."""
+        return self.spec.resettable
+
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self._wires.close)
             await self._open_wires()
             async with AsyncExitStack() as first:
                 session, self.offers = await self._reach(first)
+                if self.resettable and not self.per_record:
+                    raise ConfigError(
+                        f"the tool server {self.name} is resettable, and all records share its "
+                        'session: give it "session": "record"'
+                    )
                 if not self.per_record:
                     self._shared.append(session)
                     stack.push_async_exit(first.pop_all())
@@ -164,4 +175,8 @@ async def _list_tools(client: ToolClient) -> list[Tool]:
 
 
 def _offer(server: str, tool: Tool) -> Offer:
-    return Offer(server, tool.name, tool.description or "", tool.input_schema)
+    told = tool.annotations
+    read_only = None if told is None else told.read_only_hint
+    if read_only is None and told is not None and told.destructive_hint:
+        read_only = False
+    return Offer(server, tool.name, tool.description or "", tool.input_schema, read_only)

@@ -56,7 +56,8 @@ class ServerSpec:
     """The settings of one server or aggregator.
 
     `timeout_s`: of one call. `sessions`: number of shared connections. `per_record`: each record
-    has its own session instead. `url`, `headers`: for HTTP. `command`, `args`, `env`, `cwd`: for
+    has its own session instead. `resettable`: whether a new session begins as the last one began;
+    None if that is not told. `url`, `headers`: for HTTP. `command`, `args`, `env`, `cwd`: for
     stdio. `python`: for an object, as `file.py:name` or `module:name`.
     """
 
@@ -65,6 +66,7 @@ class ServerSpec:
     timeout_s: float
     sessions: int = 1
     per_record: bool = False
+    resettable: bool | None = None
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
     command: str = ""
@@ -105,6 +107,7 @@ class _Entry(BaseModel):
     timeout: float | None = Field(None, gt=0)  # seconds
     sessions: int | None = Field(None, ge=1)
     session: Literal["shared", "record"] = "shared"
+    resettable: bool | None = None
 
 
 def read_servers(agent: AgentConfig) -> tuple[ServerSpec, ...]:
@@ -259,6 +262,8 @@ def _of_entry(name: str, entry: object, path: Path, agent: AgentConfig) -> Serve
     goes_with = {ToolTransport.STDIO: given.command, ToolTransport.PYTHON: given.python}
     if goes_with.get(transport, given.url) is None:
         raise ConfigError(f"{where}: type {given.type} does not go with what else is there")
+    if transport is ToolTransport.AGGREGATOR and given.resettable:
+        raise ConfigError(f"{where}: an aggregator has no sessions, so none can be made again")
     if transport is ToolTransport.AGGREGATOR and given.session == "record":
         raise ConfigError(f"{where}: an aggregator has no sessions, so none for each record")
     return ServerSpec(
@@ -267,6 +272,7 @@ def _of_entry(name: str, entry: object, path: Path, agent: AgentConfig) -> Serve
         timeout_s=given.timeout or agent.tool_timeout,
         sessions=given.sessions or agent.mcp_sessions,
         per_record=given.session == "record",
+        resettable=given.resettable,
         url=(given.url or "").rstrip("/"),
         headers=given.headers,
         command=given.command or "",

@@ -30,7 +30,7 @@ from agentrl.rollout.tools.calls import (
     ToolServerUnreachable,
     why_unsendable,
 )
-from agentrl.rollout.tools.catalogue import Catalogue, catalogue
+from agentrl.rollout.tools.catalogue import Catalogue, Effect, catalogue, effect_of
 from agentrl.rollout.tools.results import (
     Reading,
     ToolAnswer,
@@ -148,12 +148,13 @@ class ToolSession:
             # collector.
             self._on_outage = _nobody_told
 
-    def has_state(self, name: str) -> bool:
-        """Whether a tool's session is the record's own, and may have state of it."""
+    def effect(self, name: str) -> Effect:
+        """What a call of this tool leaves behind."""
         offer = self._box.catalogue.tools.get(name)
-        return offer is not None and (
-            self._callees[offer.server] is not self._box.servers[offer.server]
-        )
+        if offer is None:
+            return Effect.NONE
+        server = self._box.servers[offer.server]
+        return effect_of(offer, server.per_record, server.resettable)
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Call a tool. Failures of the tool are error texts, not exceptions.
@@ -168,7 +169,8 @@ class ToolSession:
         kept = None
         if whole is not None or reading.files:
             kept = await self.keep(name, reading.text, reading.files)
-        return ToolAnswer(text, reading.is_error, started_at, latency_s, whole, kept)
+        lasting = self.effect(name) is Effect.LASTING
+        return ToolAnswer(text, reading.is_error, started_at, latency_s, whole, kept, lasting)
 
     async def keep(self, tool: str, text: str, files: Sequence[ResultFile] = ()) -> str | None:
         """Store a whole result; returns its `_id`, or None if results are not stored.
