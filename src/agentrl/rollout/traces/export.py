@@ -28,7 +28,7 @@ from agentrl.rollout.traces.spans import Spans
 log = logging.getLogger(__name__)
 
 MOST_TURNS = 4096  # that wait; some 10 kB each
-TURNS_SENT = 64  # in a request, or more if one Record has more
+TURNS_SENT = 128  # in a request, or more if one Record has more
 COLLECT_S = 2.0  # for further Records of a request: requests cost more than what is in them
 CLOSE_S = 5.0  # for what waits when the process ends
 _ROUTE = "/v1/traces"
