@@ -51,9 +51,18 @@ async def _has_figures_of(run: OutsideRun) -> None:
     [target] = json.loads((run.log.parent / "run.metrics_targets.json").read_text())
     assert target["labels"]["process"] == "gateway"
     url = f"http://{target['targets'][0]}/metrics"
-    async with aiohttp.ClientSession() as http, http.get(url) as response:
-        figures = Samples(await response.text())
-    assert figures("agentrl_gateway_sessions") == figures("agentrl_attempts", step="sample") == 1
+
+    async def figures_now() -> Samples:
+        async with aiohttp.ClientSession() as http, http.get(url) as response:
+            return Samples(await response.text())
+
+    async def one_is_open() -> bool:
+        figures = await figures_now()
+        n_attempts = figures("agentrl_attempts", step="sample")
+        return figures("agentrl_gateway_sessions") == n_attempts == 1
+
+    await until(one_is_open)  # the finished one is scored, and then leaves
+    figures = await figures_now()
     assert figures("agentrl_gateway_waiting_clients") == 0
     for route in ("/v1/chat/completions", "/reward", "/finish"):
         assert figures("agentrl_gateway_requests_total", route=route, status="200") == 1

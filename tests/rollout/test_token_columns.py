@@ -115,13 +115,13 @@ def test_a_long_conversation_costs_by_its_tokens_not_by_their_square() -> None:
     def seconds(turns: int) -> float:
         context = TokenContext()
         context.begin_segment(range(100))
-        began = time.perf_counter()
+        began = time.process_time()  # the processors belong to other tests too
         for turn in range(turns):
             if turn:
                 context.observe([1] * 20)
             context.add_turn([2] * 20, [-1.0] * 20, [VersionSpan(version=0, start=0, end=20)])
         assert context.n_tokens == 100 + 40 * turns - 20
-        return time.perf_counter() - began
+        return time.process_time() - began
 
-    short, long = (min(seconds(turns) for _ in range(3)) for turns in (250, 2500))
+    short, long = (min(seconds(turns) for _ in range(5)) for turns in (250, 2500))
     assert long < 40 * short, "ten times the turns: a quadratic cost is a hundred times"
