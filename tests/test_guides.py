@@ -236,3 +236,16 @@ def test_every_command_of_the_readme_exists() -> None:
     ).stdout
     for verb in set(re.findall(r"agentrl (\w+)", text)):
         assert re.search(rf"^  {verb}\b", shown, re.MULTILINE), f"there is no agentrl {verb}"
+
+
+def test_every_launch_that_a_page_shows_names_its_run() -> None:
+    shown = [
+        (page.name, after)
+        for page in PAGES
+        for after in re.findall(
+            r"(?:grpo|minirl)_example\.sh\"?(?:[ \\\n]+)(\S+)", page.read_text(encoding="utf-8")
+        )
+    ]
+    assert len(shown) > 20
+    nameless = [(page, after) for page, after in shown if after.startswith("-")]
+    assert [each for each in nameless if not each[1].startswith("--help")] == []
