@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 from agentrl import cli
 from agentrl.configs import ConfigError
@@ -86,6 +87,22 @@ def test_bad_input_is_one_sentence_with_status_two_and_nothing_is_written(
     for word in words:
         assert word in result.err
     assert written(tmp_path) == []
+
+
+def test_a_server_of_a_tracker_that_is_away_is_told_before_anything_is_started(
+    tmp_path: Path, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "assets-of-pip"
+    (packages / "mlflow").mkdir(parents=True)
+    (packages / "mlflow" / "__init__.py").touch()  # that it is installed is all that is asked
+    monkeypatch.syspath_prepend(packages)
+    address = f"http://me:secret@127.0.0.1:{free_port()}"
+    result = launch("demo", "--report_to", "mlflow", MLFLOW_TRACKING_URI=address)
+    assert result.status == 2 and len(result.err.splitlines()) == 1
+    for word in ("--report_to mlflow: mlflow: nobody answers at MLFLOW_TRACKING_URI", "refused"):
+        assert word in result.err
+    assert "secret" not in result.err
+    assert written(tmp_path) == [packages.name]
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
 from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.launcher.stack import Stack, plan_samplers, plan_stack, sampler_flags
+from agentrl.launcher.tracker_checks import check_tracker_server
 from agentrl.rollout.scheduling.joining import join
 from agentrl.training.run.entry import data_of, read_mark, refuse_other_data
 
@@ -72,6 +73,8 @@ def start(stack: Stack, preset: Preset) -> int:
     if stack.is_first_machine:
         _refuse_other_data(stack)
     if not _is_finished(stack):
+        if stack.is_first_machine:
+            check_tracker_server(stack.config)
         try_services(stack, checks)
         if stack.services:
             set_up_sglang(stack.deployment.service_command(stack.gpus))

@@ -33,6 +33,7 @@ from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.report import from_here, print_lines
 from agentrl.launcher.run_folder import RunLock
 from agentrl.launcher.stack import trainer_command
+from agentrl.launcher.tracker_checks import check_tracker_server
 from agentrl.rollout.demonstrations.prepare import (
     Preparation,
     PreparedRows,
@@ -82,6 +83,8 @@ def run_supervised(
     deployment = read_deployment(os.environ)
     console = Console()
     processes, gpus = _processes(config, deployment)
+    if deployment.machine_rank == 0:
+        check_tracker_server(config)
     files = {"train_file": given.own.train_file, "eval_file": given.own.eval_file}
     for flag, file in files.items():
         _check_readable(flag, file)

@@ -8,7 +8,8 @@ the name of AgentRL's run. A run that is resumed is a further run there.
 import importlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -31,6 +32,9 @@ logger = logging.getLogger(__name__)
 PROJECT = "agentrl"  # of runs whose environment names none
 _TABLE = "rollouts"
 _STEPS_OF_A_FILE = 100  # of MLflow, which writes the whole file again for each step
+# Of MLflow's requests at the start, unless the user's environment says otherwise. Its own defaults
+# repeat a request for four minutes, which suits a server that is busy, and not one that is away.
+_AT_THE_START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
 _OFFLINE = {
     "wandb": "wandb wants WANDB_API_KEY, or WANDB_MODE=offline where it cannot be reached",
     "swanlab": "SwanLab wants SWANLAB_API_KEY, or SWANLAB_MODE=offline where it cannot be reached",
@@ -52,8 +56,9 @@ class Trackers:
         self._trackers = _made(config)
         for tracker in self._trackers:
             try:
-                tracker.start()
-                tracker.store_init_configuration(told)
+                with _impatient():
+                    tracker.start()
+                    tracker.store_init_configuration(told)
             except Exception as error:  # of the packages of others, whatever they raise
                 raise ConfigError(
                     f"--report_to {config.run.report_to}: {tracker.name}: {_said(error)}; "
@@ -109,6 +114,18 @@ class Trackers:
                     "metrics.jsonl has all figures",
                     tracker.name, _said(error),
                 )  # fmt: skip
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Have requests in the block fail in seconds where the server is away."""
+    ours = {name: value for name, value in _AT_THE_START.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 def _said(error: Exception) -> str:
