@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from two_segments import FIRST, OF_RECORD, SECOND
 
+import agentrl
 from agentrl.cli import main
 from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.viewer.notes import write_note
 
 ONE = OF_RECORD["record"]
 OTHER = "train-0-x-t2-a0"  # says something else in its second turn, and has no second segment
@@ -89,6 +91,28 @@ async def test_a_trajectory_is_json_with_its_turns_and_tokens(
         "logprob": [-1, -0.125], "version": [4, 5], "mask": [1, 1], "advantage": [-0.25, -0.25],
     }  # fmt: skip
     assert "tokens" not in json.loads(await shown(capsys, run, ONE, "--json"))["turns"][0]
+
+
+async def test_a_note_of_the_pages_is_shown_with_its_record(
+    run: str, database: RunDatabase, mongod: EmbeddedMongod, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await write_note(database, ONE, "counts twice", ["good", "odd"])
+    assert "note [good] [odd]: counts twice" in await shown(capsys, run, ONE)
+    note = json.loads(await shown(capsys, run, ONE, "--json"))["note"]
+    assert note["text"] == "counts twice" and note["labels"] == ["good", "odd"]
+    assert json.loads(await shown(capsys, run, OTHER, "--json"))["note"] is None
+    host = mongod.url.partition("/?")[0]
+
+    def tables() -> tuple[list[str], list[str]]:
+        with agentrl.open_run(f"{host}/{run}?directConnection=true") as opened:
+            [written] = opened.notes().to_pylist()
+            assert (written["id"], written["labels"]) == (ONE, ["good", "odd"])
+            assert written["text"] == "counts twice" and opened.notes([OTHER]).num_rows == 0
+            with_label, without = opened.records("label=good"), opened.records("label!=good")
+        return with_label["id"].to_pylist(), without["id"].to_pylist()
+
+    with_label, without = await asyncio.to_thread(tables)
+    assert with_label == [ONE] and OTHER in without and ONE not in without
 
 
 async def test_lists_and_failures_are_json_in_the_same_order_and_number(

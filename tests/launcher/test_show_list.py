@@ -20,8 +20,10 @@ from agentrl.databases.documents import (
     VersionRange,
 )
 from agentrl.databases.policies import publish
+from agentrl.launcher import record_filter
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import list_records, print_list
+from agentrl.viewer.notes import write_note
 
 
 async def add_records(database: RunDatabase) -> None:
@@ -92,6 +94,13 @@ async def test_records_are_listed_in_the_order_that_is_asked_for(database: RunDa
         (["step<1", "score>0"], ["r1"]),
         (["turn_statuses.completed>=2"], ["r3", "r2"]),
         (["split=eval"], ["r4"]),
+        (["label=odd"], ["r3", "r1"]),
+        (["label!=odd"], ["r2", "r0"]),
+        (["label=7", "score>0"], ["r1"]),  # a text of digits
+        (["label=nobody's"], []),
+        (["trained=true"], ["r1", "r0"]),
+        (["trained=false", "score>0"], ["r2"]),
+        (["trained!=false", "step=0"], ["r1", "r0"]),
         (['{"score": {"$in": [0.0]}}'], ["r0"]),
     ],
 )
@@ -99,6 +108,11 @@ async def test_a_condition_chooses_records(
     database: RunDatabase, conditions: Sequence[str], expected: list[str]
 ) -> None:
     await add_records(database)
+    await write_note(database, "r1", "", ["odd", "7"])
+    await write_note(database, "r3", "a note", ["odd"])
+    for row, steps in (("r0", [1]), ("r1", [1, 2]), ("r2", [])):  # the last one waits
+        marks = [{"step": step} for step in steps]
+        await database.rows.insert_one({"_id": row, "trained": marks})
     assert await ids(database, *conditions) == expected
 
 
@@ -109,6 +123,11 @@ async def test_a_condition_chooses_records(
         ("scroe<1", ["'scroe'", "do you mean score?"]),
         ("score<high", ["compares with a number", "'high'"]),
         ("{", ["not JSON"]),
+        ("trained=1", ["write trained=true or trained=false"]),
+        ("status=trained", ["'status=trained'", "sampling, sampled", "write trained=true"]),
+        ("status=done", ["'status=done'", "ready, abandoned"]),
+        ("label>3", ["compares with a number"]),
+        ('{"trained": true}', ["trained=VALUE"]),
     ],
 )
 def test_a_condition_that_cannot_be_read_is_told_in_a_sentence(
@@ -123,3 +142,12 @@ def test_a_condition_that_cannot_be_read_is_told_in_a_sentence(
 async def test_a_filter_that_mongodb_refuses_is_told_in_a_sentence(database: RunDatabase) -> None:
     with pytest.raises(ConfigError, match="--where: MongoDB refuses the filter"):
         await ids(database, '{"$wher": 1}')
+
+
+async def test_more_rows_than_a_filter_may_name_are_told_in_a_sentence(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_filter, "LARGEST_LOOKUP", 1)
+    await database.rows.insert_many([{"_id": n, "trained": [{"step": 1}]} for n in range(2)])
+    with pytest.raises(ConfigError, match=r"^--where trained: the run has more than 1 of these"):
+        await ids(database, "trained=true")

@@ -413,7 +413,7 @@ def show_parser() -> Parser:
         default=[],
         metavar="FIELD=VALUE",
         help="list the records that match all conditions: 'score<0.5', status=failed, step=10, "
-        "'tokens.generated>200', or a MongoDB filter (JSON)",
+        "trained=true, label=NAME, 'tokens.generated>200', or a MongoDB filter (JSON)",
     )
     parser.add_argument(
         "--count",

@@ -4,14 +4,16 @@
     '{"turn_statuses.repeaterror": {"$gt": 2}}'
 
 A condition is FIELD, one of = != < <= > >=, and a value. All conditions must hold. A field is a
-field of a Record (with dots for nested ones), a column of `--list`, or `step`: the optimizer step
-whose weights began the Record. A text that begins with { is a filter in MongoDB's notation.
+field of a Record (with dots for nested ones), a column of `--list`, or one that other documents
+have: `step`, the optimizer step whose weights began the Record; `label`, of a note on it;
+`trained`, whether a step trained it. A text that begins with { is a filter in MongoDB's notation.
 """
 
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
@@ -21,7 +23,6 @@ from pymongo.errors import OperationFailure
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import BEFORE_ALL, RunDatabase
 from agentrl.databases.documents import Record, RecordStatus, Split
-from agentrl.databases.policies import load_lineage
 
 # The columns of `--list`, by the fields that they show.
 COLUMNS = {
@@ -34,15 +35,32 @@ COLUMNS = {
     "tokens": "tokens.generated",
     "stop": "stop_reason",
 }
-STEP = "step"
+STEP, LABEL, TRAINED = "step", "label", "trained"
 _OPERATORS = {"!=": "$ne", "<=": "$lte", ">=": "$gte", "<": "$lt", ">": "$gt", "=": "$eq"}
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 
 Filter = dict[str, Any]
 
 
+@dataclass(frozen=True)
+class Lookup:
+    """Documents beside the Records that a condition is on: where, which, and what of them."""
+
+    collection: str
+    wanted: Filter
+    fields: tuple[str, ...] = ("_id",)
+
+
+LARGEST_LOOKUP = 200_000  # documents; MongoDB takes no filter above 16 MB
+_LOOKUPS = {
+    STEP: Lookup("policy_versions", {}, ("version", "step")),
+    LABEL: Lookup("notes", {}, ("labels",)),
+    TRAINED: Lookup("record_data", {"trained.step": {"$gte": 0}}),
+}
+
+
 def read_conditions(conditions: Sequence[str]) -> Filter:
-    """Parse the conditions into a filter. `with_versions` then resolves conditions on `step`.
+    """Parse the conditions into a filter. `resolved` then replaces those on other documents.
 
     Raises `ConfigError` for an invalid condition.
     """
@@ -67,11 +85,19 @@ def _read(condition: str) -> Filter:
     name, operator, text = match[1], match[2], match[3].strip()
     field = _field(name, condition)
     value = _value(text)
+    if field == TRAINED and (operator not in ("=", "!=") or not isinstance(value, bool)):
+        raise ConfigError(f"--where {condition!r}: write trained=true or trained=false")
+    if field == "status" and text not in tuple(RecordStatus):
+        hint = "; of a trained one it is ready: write trained=true" if text == TRAINED else ""
+        raise ConfigError(
+            f"--where {condition!r}: the status of a Record is one of "
+            f"{', '.join(RecordStatus)}{hint}"
+        )
     if operator in ("=", "!="):
         # A task's id may be a text of digits, so both types match.
         values = [value] if value == text else [value, text]
         return {field: {"$in" if operator == "=" else "$nin": values}}
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if field == LABEL or isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"--where {condition!r}: {operator} compares with a number, not {text!r}")
     return {field: {_OPERATORS[operator]: value}}
 
@@ -82,6 +108,11 @@ def _read_json(text: str) -> Filter:
     except (ValueError, TypeError) as error:
         raise ConfigError(f"--where {text}: not JSON ({error})") from None
     assert isinstance(found, dict)
+    if elsewhere := [name for name in _LOOKUPS if name in found]:
+        raise ConfigError(
+            f"--where {text}: no Record in the database has {elsewhere[0]}; write it as a "
+            f"condition of its own, as {elsewhere[0]}=VALUE"
+        )
     return found
 
 
@@ -89,9 +120,9 @@ def _field(name: str, condition: str) -> str:
     first, dot, rest = name.partition(".")
     if name in COLUMNS:
         return COLUMNS[name]
-    if name == STEP or first in Record.model_fields:
+    if name in _LOOKUPS or first in Record.model_fields:
         return first + dot + rest
-    known = {*COLUMNS, STEP, *Record.model_fields}
+    known = {*COLUMNS, *_LOOKUPS, *Record.model_fields}
     near = get_close_matches(first, known, 1)
     hint = f": do you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
     raise ConfigError(f"--where {condition!r}: a Record has no field {first!r}{hint}")
@@ -106,25 +137,58 @@ def _value(text: str) -> Any:
     return text if isinstance(value, dict | list) else value
 
 
-def with_versions(conditions: Filter, steps: dict[int, int]) -> Filter:
-    """Replace conditions on `step` by conditions on the policy versions of those steps.
+def lookups(conditions: Filter) -> dict[str, Lookup]:
+    """The documents that `resolved` needs, by the field that they have."""
+    return {name: lookup for name, lookup in _LOOKUPS.items() if names_field(conditions, name)}
 
-    `steps`: the optimizer step of each version.
+
+def resolved(conditions: Filter, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Filter:
+    """Replace the conditions on other documents by ones on Records.
+
+    `found`: the documents of `lookups`, `LARGEST_LOOKUP` + 1 at the most. Raises `ConfigError` if
+    there are so many.
     """
-    resolved = []
-    for condition in conditions.get("$and", ()):
-        if STEP in condition:
-            versions = [v for v, step in steps.items() if _holds(step, condition[STEP])]
-            condition = {"versions.min": {"$in": versions}}
-        resolved.append(condition)
-    return {"$and": resolved} if resolved else {}
+    for name, documents in found.items():
+        if len(documents) > LARGEST_LOOKUP:
+            raise ConfigError(
+                f"--where {name}: the run has more than {LARGEST_LOOKUP:,} of these; "
+                "`agentrl.open_run(...).rows()` has them all"
+            )
+    given = [_on_records(condition, found) for condition in conditions.get("$and", ())]
+    return {"$and": given} if given else {}
+
+
+def _on_records(condition: Filter, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Filter:
+    [(field, test)] = condition.items() if len(condition) == 1 else [("", {})]
+    if field == STEP:
+        versions = [policy["version"] for policy in found[STEP] if _holds(policy["step"], test)]
+        return {"versions.min": {"$in": versions}}
+    if field == LABEL:
+        [(operator, labels)] = test.items()
+        return {
+            "_id": {
+                operator: [
+                    note["_id"] for note in found[LABEL] if {*note["labels"]} & {*map(str, labels)}
+                ]
+            }
+        }
+    if field == TRAINED:
+        [(operator, values)] = test.items()
+        are = (True in values) == (operator == "$in")
+        return {"_id": {"$in" if are else "$nin": [row["_id"] for row in found[TRAINED]]}}
+    return condition
 
 
 async def selected(database: RunDatabase, conditions: Filter, split: Split) -> list[Filter]:
-    """What Records of a run must fulfil. `split` is ignored if a condition is on the split."""
-    by_step = names_field(conditions, STEP)
-    steps = dict((await load_lineage(database)).steps) if by_step else {}
-    filters = [with_versions(conditions, steps)]
+    """What Records of a run must fulfil. `split` is ignored if a condition is on the split.
+
+    Raises `ConfigError` as `resolved` does.
+    """
+    found = {}
+    for name, lookup in lookups(conditions).items():
+        documents = database.database[lookup.collection].find(lookup.wanted, lookup.fields)
+        found[name] = await documents.to_list(LARGEST_LOOKUP + 1)
+    filters = [resolved(conditions, found)]
     return filters if names_field(conditions, "split") else [*filters, {"split": split}]
 
 

@@ -32,7 +32,13 @@ from agentrl.databases.row_parts import PARTS
 from agentrl.databases.token_tree import TokenTree
 from agentrl.databases.trained_logprobs import trainer_logprobs
 from agentrl.launcher.database import mongod_of, run_place, running_mongod
-from agentrl.launcher.record_filter import names_field, read_conditions, with_versions
+from agentrl.launcher.record_filter import (
+    LARGEST_LOOKUP,
+    lookups,
+    names_field,
+    read_conditions,
+    resolved,
+)
 from agentrl.redaction import without_passwords
 
 # Token arrays of turns and rows, by the function that reads them.
@@ -156,9 +162,13 @@ class OpenRun:
         given = read_conditions(conditions)
 
         def find(run: Database[dict[str, Any]]) -> Documents:
-            versions = run["policy_versions"].find()
-            steps = {version["version"]: version["step"] for version in versions}
-            filters: list[Mapping[str, Any]] = [with_versions(given, steps)]
+            found = {
+                name: run[lookup.collection]
+                .find(lookup.wanted, lookup.fields)
+                .to_list(LARGEST_LOOKUP + 1)
+                for name, lookup in lookups(given).items()
+            }
+            filters: list[Mapping[str, Any]] = [resolved(given, found)]
             if not names_field(given, "split"):
                 filters.append({"split": Split(split)})
             return run["records"].find({"$and": filters}).sort("started_at", 1)
@@ -176,6 +186,10 @@ class OpenRun:
         trained. Columns of tokens that are stored in parts, of rows above 4 MB, are empty.
         """
         return self._of("record_data", "_id", records, _with_trainer)
+
+    def notes(self, records: Iterable[str] | None = None) -> pa.Table:
+        """Notes and labels of people, on all Records or on those with these ids (`id`)."""
+        return self._of("notes", "_id", records)
 
     def metrics(self) -> pa.Table:
         """The trainer's figures, one row for each step."""

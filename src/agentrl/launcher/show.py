@@ -36,6 +36,7 @@ from agentrl.launcher.trajectory import (
     trajectory_json,
 )
 from agentrl.launcher.trajectory_tokens import model_folder, read_row, turn_tokens
+from agentrl.viewer.notes import read_note
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,12 +101,14 @@ def main(argv: Sequence[str]) -> int:
             raise ConfigError(f"{error}; {failed}" if n_failed else f"{error}") from None
         turns = await read_turns(database, record)
         answer = await right_answer(database, record)
+        note = await read_note(database, record.id)
         tokens = None
         if arguments.tokens:
             row = await read_row(database, record.id)
             tokens = turn_tokens(turns, row, await model_folder(database))
         if arguments.json:
             shown = trajectory_json(record, turns, answer)
+            shown["note"] = None if note is None else note.model_dump(mode="json", exclude={"id"})
             if tokens is not None:
                 shown["tokens"] = [asdict(turn) for turn in tokens]
             _print_json(shown)
@@ -115,6 +118,9 @@ def main(argv: Sequence[str]) -> int:
                 print(line)
             return
         print_record(console, record, turns, answer)
+        if note is not None:
+            labels = "".join(f" [{label}]" for label in note.labels)
+            console.print(Text(f"note{labels}: {note.text}", "cyan"), soft_wrap=True)
         if n_failed:
             console.print(Text(failed, "yellow"))
 
