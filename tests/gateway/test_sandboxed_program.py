@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import socket
 import sys
@@ -201,16 +202,57 @@ def test_the_command_of_a_container_has_its_limits_and_no_key(tmp_path: Path) ->
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (["No such image: agents:2"], "No such image: agents:2"),
+        (
+            ["docker: Cannot connect to the Docker daemon at tcp://127.0.0.1:9. Is the docker "
+             "daemon running?", "", "Run 'docker run --help' for more information"],
+            "docker: Cannot connect to the Docker daemon at tcp://127.0.0.1:9.",
+        ),
+        (
+            ["Unable to find image 'agents:2' locally", "docker: Error response from daemon: pull "
+             "access denied", "", "Run 'docker run --help' for more information"],
+            "docker: Error response from daemon: pull access denied",
+        ),
+    ],
+)  # fmt: skip
 async def test_what_docker_says_is_said_at_the_start(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
 ) -> None:
+    sandbox._check.cache_clear()
     docker = tmp_path / "docker"
-    docker.write_text("#!/bin/sh\necho 'No such image: agents:2' >&2; exit 125\n")
+    (tmp_path / "said").write_text("\n".join(lines) + "\n")
+    docker.write_text(f"#!/bin/sh\ncat {tmp_path}/said >&2; exit 125\n")
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     stage.flags = ("--agent_name", "program", "--agent_command", "own-program", "--agent_sandbox",
                    "docker:agents:2")  # fmt: skip
-    with pytest.raises(ConfigError, match="no program can be run in it: No such image: agents:2"):
+    said = re.escape(f"no program can be run in it: {reason}")
+    with pytest.raises(ConfigError, match=said):
+        load_agents(stage.config)
+
+
+def test_a_docker_that_is_there_says_that_its_daemon_is_not(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("there is no docker")
+    monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:9")
+    stage.flags = ("--agent_name", "program", "--agent_command", "true", "--agent_sandbox",
+                   "docker:agents:3")  # fmt: skip
+    with pytest.raises(ConfigError, match=r"in it: .*the Docker daemon at tcp://127\.0\.0\.1:9"):
+        load_agents(stage.config)
+
+
+def test_where_no_docker_is_the_launch_says_what_to_install(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    stage.flags = ("--agent_name", "program", "--agent_command", "true", "--agent_sandbox",
+                   "docker:agents:4")  # fmt: skip
+    with pytest.raises(ConfigError, match="there is no program docker; install Docker, as by"):
         load_agents(stage.config)
 
 

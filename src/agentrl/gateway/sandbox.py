@@ -281,10 +281,17 @@ def _check(sandbox: Sandbox, given: str) -> None:
                 command, env=sandbox.environment({}), stdin=subprocess.DEVNULL,
                 capture_output=True, text=True, errors="replace",
             )  # fmt: skip
+        except FileNotFoundError:
+            raise ConfigError(
+                f"--agent_sandbox {given}: there is no program {command[0]}; install Docker, as by "
+                "`apt install docker.io`"
+            ) from None
         except OSError as error:
             raise ConfigError(
                 f"--agent_sandbox {given}: {command[0]} cannot be started: {error.strerror}"
             ) from None
     if tried.returncode:
         said = tried.stderr.strip().splitlines() or [f"status {tried.returncode}"]
-        raise ConfigError(f"--agent_sandbox {given}: no program can be run in it: {said[-1]}")
+        # After its reason `docker` writes where its help is.
+        reason = next((line for line in said if line.startswith("docker: ")), said[-1])
+        raise ConfigError(f"--agent_sandbox {given}: no program can be run in it: {reason}")
