@@ -64,8 +64,8 @@ async def test_what_is_in_quarantine_is_counted_listed_and_released(
     assert await agentrl(database, mongod, "show", "--failed") == 0
     said = capsys.readouterr().out
     for words in (
-        "task one, train epoch 0: 1 of 2 not scored; last record one-t1-a0",
-        "task two, train epoch 0: group not finalised",
+        "1 task, 1 of 2 rollouts not scored: one (train epoch 0, record one-t1-a0)",
+        "1 task, its group not finalised: two (train epoch 0)",
         "group two is in quarantine\n    ValueError: nothing ranks it",
         "record one-t1-a0 is in quarantine\n    KeyError: x (at score, mine.py:3)",
         f"`agentrl release {database.name}` puts back what is in quarantine",

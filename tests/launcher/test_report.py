@@ -35,9 +35,10 @@ from agentrl.databases.documents import (
     VersionRange,
     group_order,
 )
-from agentrl.databases.failed_tasks import failed_tasks
+from agentrl.databases.failed_tasks import FailedTask, failed_tasks
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.policies import publish
+from agentrl.databases.quarantine import QuarantinedItem
 from agentrl.databases.services import register_urls
 from agentrl.databases.success import Evaluating
 from agentrl.databases.task_file import TaskLine
@@ -59,7 +60,7 @@ from agentrl.launcher.report import (
     sampled_lines,
     write_summary,
 )
-from agentrl.launcher.show_failed import print_failed_tasks
+from agentrl.launcher.show_failed import print_failed_tasks, print_quarantined
 from agentrl.launcher.show_record import print_record
 from agentrl.launcher.training_curves import draw_training
 from agentrl.launcher.trajectory import find_record, read_turns, right_answer
@@ -415,10 +416,51 @@ async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
     [n_failing] = await failed_tasks(database)
     assert (n_failing.task_id, n_failing.failed, n_failing.rollouts) == ("bad", 1, 2)
     out = io.StringIO()
-    print_failed_tasks(Console(file=out, width=120), [n_failing], 1)
-    for words in ("bad", "train", "3", "1 of 2", second.record_id, "ToolError: [the tool] broke"):
+    print_failed_tasks(Console(file=out, width=120), [n_failing], 1, 20)
+    for words in (
+        "bad",
+        "train",
+        "3",
+        "1 of 2 rollouts given up",
+        second.record_id,
+        "ToolError: [the tool] broke",
+    ):
         assert words in out.getvalue()
     assert "good" not in out.getvalue()
+
+
+def test_tasks_that_failed_alike_are_one_error_with_some_of_their_names() -> None:
+    def failed(number: int, error: str) -> FailedTask:
+        return FailedTask(
+            task_id=f"t{number}", split=Split.TRAIN, epoch=number, failed=1, quarantined=0, again=2,
+            group=False, rollouts=4, error=error, record=f"r{number}",
+        )  # fmt: skip
+
+    tasks = [failed(n, f"KeyError: 'bolt {n}' (at own.py:7)") for n in range(5)]
+    tasks.insert(1, failed(9, "ValueError: no number (at own.py:9)"))
+
+    def lines(count: int) -> list[str]:
+        out = io.StringIO()
+        print_failed_tasks(Console(file=out, width=60), tasks, 6, count)
+        return out.getvalue().splitlines()
+
+    head, error, one, *_ = lines(2)
+    assert head == (
+        "5 tasks, 5 of 20 rollouts given up, 10 of 20 rollouts tried again: t4 (train epoch 4, "
+        "record r4), t3 (train epoch 3, record r3), t2 (train epoch 2, record r2) and 2 more"
+    )
+    assert error == "    KeyError: 'bolt 4' (at own.py:7)"  # the newest
+    assert one.startswith("1 task, 1 of 4 rollouts") and one.endswith(
+        ": t9 (train epoch 9, record r9)"
+    )
+    assert lines(1) == [head, error, "and 1 other error (--count)"]
+    alike = [QuarantinedItem("row", f"r{n}", "RowError: odd") for n in range(4)]
+    out = io.StringIO()
+    print_quarantined(Console(file=out, width=60), "demo", alike, 4, 20)
+    assert out.getvalue().splitlines() == [
+        "row r0, row r1, row r2 and 1 more are in quarantine", "    RowError: odd",
+        "`agentrl release demo` puts back what is in quarantine",
+    ]  # fmt: skip
 
 
 def test_the_next_commands_name_the_run_where_it_is() -> None:

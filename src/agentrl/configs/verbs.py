@@ -384,7 +384,7 @@ def show_parser() -> Parser:
     wanted.add_argument(
         "--failed",
         action="store_true",
-        help="list what failed: rollouts given up or tried again, and what is in quarantine",
+        help="list the errors of rollouts given up or tried again, and what is in quarantine",
     )
     for order, which in (("list", "newest"), ("worst", "worst"), ("best", "best")):
         wanted.add_argument(
@@ -419,7 +419,8 @@ def show_parser() -> Parser:
         "--count",
         metavar="N",
         type=_count,
-        help=f"largest number of records to list (default: {SHOWN_RECORDS})",
+        help="largest number of records to list, or of errors with --failed (default: "
+        f"{SHOWN_RECORDS})",
     )
     parser.add_argument(
         "--split",

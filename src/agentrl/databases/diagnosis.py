@@ -158,17 +158,19 @@ def never_trained(
 
 
 def kinds_of(errors: Iterable[str]) -> list[tuple[int, str]]:
-    """Errors by kind, most frequent first, as pairs (count, newest error).
-
-    A kind is the exception and the place where it was raised. The message between may vary.
-    """
+    """Errors by kind, most frequent first, as pairs (count, newest error)."""
     counts: Counter[tuple[str, str]] = Counter()
     newest: dict[tuple[str, str], str] = {}
     for error in errors:
-        kind = (error.partition(":")[0], error.rpartition(" (at ")[2] if " (at " in error else "")
+        kind = kind_of(error)
         counts[kind] += 1
         newest.setdefault(kind, error)
     return [(count, newest[kind]) for kind, count in counts.most_common()]
+
+
+def kind_of(error: str) -> tuple[str, str]:
+    """The exception and the place where it was raised. The message between may vary."""
+    return error.partition(":")[0], error.rpartition(" (at ")[2] if " (at " in error else ""
 
 
 def _by_kind(errors: Sequence[str]) -> str:

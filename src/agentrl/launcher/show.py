@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     given = show_parser().parse(argv)
     arguments = given.own
     conditions = read_conditions(arguments.where)
-    listing = arguments.order or arguments.where or arguments.count
+    listing = arguments.order or arguments.where or (arguments.count and not arguments.failed)
     if listing and (arguments.record or arguments.failed or arguments.diff):
         raise ConfigError(
             "--where and --count choose among records: leave out the id, --diff or --failed"
@@ -63,13 +63,14 @@ def main(argv: Sequence[str]) -> int:
         async with run_database(config, run_lives=True) as opened:
             database = opened.database
             if arguments.failed:
-                failures = await read_failures(database)
+                count = arguments.count or SHOWN_RECORDS
                 if arguments.json:
-                    _print_json(asdict(failures))
+                    _print_json(asdict(await read_failures(database, count)))
                     return
-                print_failed_tasks(console, failures.tasks, failures.n_tasks)
+                failures = await read_failures(database)
+                print_failed_tasks(console, failures.tasks, failures.n_tasks, count)
                 print_quarantined(
-                    console, arguments.run, failures.quarantined, failures.n_quarantined
+                    console, arguments.run, failures.quarantined, failures.n_quarantined, count
                 )
             elif listing:
                 records = await list_records(

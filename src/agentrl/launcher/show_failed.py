@@ -1,16 +1,20 @@
-"""`agentrl show RUN --failed`: the tasks with failures, and what is in quarantine."""
+"""`agentrl show RUN --failed`: errors of tasks, and what is in quarantine."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from rich.console import Console
 from rich.text import Text
 
 from agentrl.databases.connection import RunDatabase
+from agentrl.databases.diagnosis import kind_of
 from agentrl.databases.failed_tasks import COUNTED, FailedTask, count_failed_tasks, failed_tasks
 from agentrl.databases.quarantine import QuarantinedItem, count_quarantined, list_quarantined
 
-_SHOWN = 100  # largest number of tasks, and of items of each kind in quarantine
+_READ = 1000  # largest number of tasks, and of items of each kind in quarantine
+_NAMED = 3  # tasks and items with the same error
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -23,13 +27,13 @@ class Failures:
     quarantined: list[QuarantinedItem]
 
 
-async def read_failures(database: RunDatabase) -> Failures:
-    """The last tasks with failures, and items in quarantine."""
+async def read_failures(database: RunDatabase, count: int = _READ) -> Failures:
+    """The last tasks with failures, and items in quarantine; `count` of each kind at the most."""
     return Failures(
         n_tasks=await count_failed_tasks(database),
-        tasks=await failed_tasks(database, _SHOWN),
+        tasks=await failed_tasks(database, count),
         n_quarantined=(await count_quarantined(database)).total,
-        quarantined=await list_quarantined(database, _SHOWN),
+        quarantined=await list_quarantined(database, count),
     )
 
 
@@ -38,8 +42,11 @@ def counted(n_failed: int) -> str:
     return f"{n_failed} or more" if n_failed == COUNTED else str(n_failed)
 
 
-def print_failed_tasks(console: Console, tasks: Sequence[FailedTask], n_failed: int) -> None:
-    """Print two lines for each task: how many of its rollouts failed, and the last error.
+def print_failed_tasks(
+    console: Console, tasks: Sequence[FailedTask], n_failed: int, count: int
+) -> None:
+    """Print the tasks' last errors, `count` of them, the most frequent first: how many tasks and
+    rollouts had one, the last of these tasks, and the error.
 
     `n_failed`: number of all tasks with failures, of which `tasks` are the last ones.
     """
@@ -47,32 +54,73 @@ def print_failed_tasks(console: Console, tasks: Sequence[FailedTask], n_failed: 
         console.print("no rollout and no group of this run failed")
     elif n_failed > len(tasks):
         console.print(f"the last {len(tasks)} of {counted(n_failed)} tasks with failures:")
-    for task in tasks:
-        failed = [
-            f"{task.failed} of {task.rollouts} given up" if task.failed else "",
-            f"{task.quarantined} of {task.rollouts} not scored" if task.quarantined else "",
-            f"{task.again} of {task.rollouts} tried again" if task.again else "",
-            "group not finalised" if task.group else "",
+    # The newest first.
+    kinds = _by_kind((task, task.error) for task in reversed(tasks))
+    for alike in kinds[:count]:
+        of_all = sum(task.rollouts for task in alike)
+        ends = {
+            "given up": sum(task.failed for task in alike),
+            "not scored": sum(task.quarantined for task in alike),
+            "tried again": sum(task.again for task in alike),
+        }
+        parts = [f"{number} of {of_all} rollouts {what}" for what, number in ends.items() if number]
+        groups = sum(task.group for task in alike)
+        if groups:
+            parts.append(
+                "its group not finalised" if len(alike) == 1 else f"{groups} groups not finalised"
+            )
+        failed = ", ".join(parts)
+        named = [
+            f"{task.task_id} ({task.split} epoch {task.epoch}"
+            + (f", record {task.record})" if task.record else ")")
+            for task in alike[:_NAMED]
         ]
-        head = f"task {task.task_id}, {task.split} epoch {task.epoch}: "
-        head += ", ".join(filter(None, failed))
-        head += f"; last record {task.record}" if task.record else ""
-        # Not cut, because an error ends with its place in a file.
-        console.print(Text(head), soft_wrap=True)
-        console.print(Text(f"    {task.error}", "red"), soft_wrap=True)
+        tasks_said = "1 task" if len(alike) == 1 else f"{len(alike)} tasks"
+        _print_error(
+            console, f"{tasks_said}, {failed}: {_listed(named, len(alike))}", alike[0].error
+        )
+    _print_rest(console, len(kinds) - count)
 
 
 def print_quarantined(
-    console: Console, run: str, items: Sequence[QuarantinedItem], in_quarantine: int
+    console: Console, run: str, items: Sequence[QuarantinedItem], in_quarantine: int, count: int
 ) -> None:
-    """Print two lines for each item in quarantine, and the command that releases them.
+    """Print the errors of items in quarantine, `count` of them, and the command that releases the
+    items.
 
     `in_quarantine`: number of all items in quarantine, of which `items` are some.
     """
     if in_quarantine > len(items):
         console.print(f"{len(items)} of {in_quarantine} in quarantine:")
-    for item in items:
-        console.print(Text(f"{item.kind} {item.id} is in quarantine"), soft_wrap=True)
-        console.print(Text(f"    {item.error}", "red"), soft_wrap=True)
+    kinds = _by_kind((item, item.error) for item in items)
+    for alike in kinds[:count]:
+        named = _listed([f"{item.kind} {item.id}" for item in alike[:_NAMED]], len(alike))
+        are = "is" if len(alike) == 1 else "are"
+        _print_error(console, f"{named} {are} in quarantine", alike[0].error)
+    _print_rest(console, len(kinds) - count)
     if items:
         console.print(Text(f"`agentrl release {run}` puts back what is in quarantine"))
+
+
+def _by_kind(failures: Iterable[tuple[T, str]]) -> list[list[T]]:
+    """What failed, by the kind of its error, the most frequent kind first."""
+    kinds: dict[tuple[str, str], list[T]] = {}
+    for failed, error in failures:
+        kinds.setdefault(kind_of(error), []).append(failed)
+    return sorted(kinds.values(), key=len, reverse=True)
+
+
+def _listed(named: Sequence[str], among: int) -> str:
+    others = among - len(named)
+    return ", ".join(named) + (f" and {others} more" if others else "")
+
+
+def _print_error(console: Console, head: str, error: str) -> None:
+    # Not cut, because an error ends with its place in a file.
+    console.print(Text(head), soft_wrap=True)
+    console.print(Text(f"    {error}", "red"), soft_wrap=True)
+
+
+def _print_rest(console: Console, others: int) -> None:
+    if others > 0:
+        console.print(f"and {others} other error{'s' * (others > 1)} (--count)")
