@@ -6,15 +6,18 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from ports import free_port
 
 from agentrl import cli
-from agentrl.configs import ConfigError
+from agentrl.configs import ConfigError, parse_config
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.preflight import check_model, check_output
+from agentrl.launcher.receiver_checks import check_trace_receiver
 from agentrl.launcher.run_folder import (
     LaunchRecord,
     RunLock,
@@ -103,6 +106,21 @@ def test_a_server_of_a_tracker_that_is_away_is_told_before_anything_is_started(
         assert word in result.err
     assert "secret" not in result.err
     assert written(tmp_path) == [packages.name]
+
+
+def test_a_receiver_of_traces_that_is_away_is_said_and_the_launch_goes_on() -> None:
+    said: list[str] = []
+    address = f"http://127.0.0.1:{free_port()}"
+    check_trace_receiver(parse_config(["--otlp_endpoint", address]), said.append)
+    [told] = said
+    assert told.startswith(f"--otlp_endpoint {address}: nobody answers there: ")
+    assert "refused" in told and told.endswith("traces are dropped until somebody does")
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        here = f"http://127.0.0.1:{server.server_port}"
+        check_trace_receiver(parse_config(["--otlp_endpoint", here]), said.append)
+        server.shutdown()
+    assert said == [told]  # any answer will do, as this one of status 501
 
 
 @pytest.mark.parametrize(

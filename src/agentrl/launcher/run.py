@@ -26,6 +26,7 @@ from agentrl.launcher.preflight import (
     check_tools,
 )
 from agentrl.launcher.presets import PRESETS, Preset
+from agentrl.launcher.receiver_checks import check_trace_receiver, check_tracker_server
 from agentrl.launcher.report import next_steps, print_lines
 from agentrl.launcher.run_folder import (
     LaunchRecord,
@@ -37,7 +38,6 @@ from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
 from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.launcher.stack import Stack, plan_samplers, plan_stack, sampler_flags
-from agentrl.launcher.tracker_checks import check_tracker_server
 from agentrl.rollout.scheduling.joining import join
 from agentrl.training.run.entry import data_of, read_mark, refuse_other_data
 
@@ -180,6 +180,7 @@ def try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
     """Check that external services answer. Raises `ConfigError` or `ToolServerUnreachable`."""
     agent = stack.config.agent
     check_services(stack.config, _tell)
+    check_trace_receiver(stack.config, _tell)
     if stack.samplers and (agent.mcp_manager_url or agent.agent_config_path):
         # Imported here: the MCP SDK loads slowly, and most first runs have no such services.
         from agentrl.launcher import probes

@@ -29,11 +29,11 @@ from agentrl.launcher.deployment import (
     usable_cores,
 )
 from agentrl.launcher.presets import GRPO
+from agentrl.launcher.receiver_checks import check_tracker_server
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.report import from_here, print_lines
 from agentrl.launcher.run_folder import RunLock
 from agentrl.launcher.stack import trainer_command
-from agentrl.launcher.tracker_checks import check_tracker_server
 from agentrl.rollout.demonstrations.prepare import (
     Preparation,
     PreparedRows,

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.schemas import Schemas
+from ports import free_port
 from sampler_at_work import ECHO, add, answers_at_once, asks_once_and_answers, at_work, records_of
 from scripted_run import completed, until
 from stage import Stage
@@ -228,6 +230,38 @@ def test_long_and_broken_texts_become_spans() -> None:
     [root] = Spans("run", "model").trace(EndedRecord(record, [])).spans
     assert "[5 more characters]" in attributes(root)["gen_ai.output.messages"]
     assert "half ?" in attributes(root)["gen_ai.input.messages"]
+
+
+def test_an_attempt_that_was_handed_back_is_neither_a_success_nor_an_error() -> None:
+    spans = Spans("run", "model")
+    codes = [
+        spans.trace(EndedRecord(_record(0), [], failure)).spans[0].status.code
+        for failure in (None, Failure.CODE, Failure.HANDED_BACK)
+    ]
+    assert codes == [Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET]
+
+
+@pytest.mark.parametrize(
+    ("patience", "said"), [("1", "it does not answer: "), ("60", "before the sampler ended")]
+)
+def test_a_receiver_that_is_away_is_said_with_its_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, patience: str, said: str
+) -> None:
+    """The library gives up after the patience, or as the process ends."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", patience)
+    monkeypatch.setattr("agentrl.rollout.traces.export.CLOSE_S", 2.0)
+
+    async def put_one() -> None:
+        config = parse_config(["--otlp_endpoint", f"http://127.0.0.1:{free_port()}"]).run
+        async with Traces.open(config, Spans("run", "model")) as traces:
+            traces.put(EndedRecord(_record(0), []))
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(put_one())
+    dropped, at_the_end = [entry.getMessage() for entry in caplog.records if "trace" in entry.msg]
+    assert said in dropped and "None" not in dropped
+    assert patience == "60" or "Connection refused" in dropped
+    assert "0 sent, 1 dropped" in at_the_end
 
 
 def test_the_pinned_names_are_those_of_the_conventions() -> None:

@@ -19,9 +19,10 @@ from typing import Self
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
+from urllib3.exceptions import MaxRetryError
 
 from agentrl.configs import RunConfig
-from agentrl.foreign_text import error_line
+from agentrl.foreign_text import error_line, text_of
 from agentrl.rollout.traces.ended import EndedRecord, Failure
 from agentrl.rollout.traces.spans import Spans
 
@@ -171,4 +172,15 @@ class _Exporter(OTLPSpanExporter):
         made = self._client.export(request.SerializeToString())
         if made.success:
             return None
-        return str(made.error or f"{made.status_code} {made.reason}")
+        if made.status_code is not None:
+            return f"{made.status_code} {made.reason}"
+        if made.error is None:  # the library forgets it if the process ends between two tries
+            return "it did not answer before the sampler ended"
+        return f"it does not answer: {_reason(made.error)}"
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a connection, without what the libraries around it add."""
+    if error.args and isinstance(error.args[0], MaxRetryError):
+        error = error.args[0].reason or error
+    return text_of(error)

@@ -27,7 +27,7 @@ from agentrl import __version__
 from agentrl.databases.documents import DispatchedSamplingTask, RecordStatus, ToolCall
 from agentrl.rollout.tools.results import utf8_text
 from agentrl.rollout.traces import names
-from agentrl.rollout.traces.ended import EndedRecord
+from agentrl.rollout.traces.ended import EndedRecord, Failure
 from agentrl.rollout.traces.names import OWN
 
 LONGEST_TEXT = 20_000
@@ -149,7 +149,7 @@ class _Trace:
         _put(span, {name: value for name, value in told.items() if value is not None})
         if self._failure is None:
             span.status.code = Status.STATUS_CODE_OK
-        else:
+        elif self._failure != Failure.HANDED_BACK:  # that is neither a success nor a failure
             _fail(span, record.error)
 
     def _of_turn(self, turn: DispatchedSamplingTask, end: int) -> None:
