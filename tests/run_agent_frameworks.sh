@@ -10,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh dev
 
 source tests/cached.sh
+source tests/targets.sh
 
 requirements=(examples/requirements.txt tests/agent_frameworks/requirements.txt requirements.txt)
 install() {
@@ -24,5 +25,5 @@ cached agent-frameworks "$(cat "${requirements[@]}" | hash_of)" install
 
 export FRAMEWORKS_PYTHON="$folder/bin/python"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "$#" -eq 0 ]; then set -- tests/agent_frameworks; fi
-exec python -m pytest --quiet --durations=5 --durations-min=5 "$@"
+with_target tests/agent_frameworks "$@"
+exec python -m pytest --quiet --durations=5 --durations-min=5 "${arguments[@]}"

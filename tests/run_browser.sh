@@ -21,6 +21,7 @@ if ! command -v chromium >/dev/null; then
 fi
 
 source tests/cached.sh
+source tests/targets.sh
 
 requirements=tests/browser/requirements.txt
 install() {
@@ -31,5 +32,5 @@ cached browser "$(hash_of <"$requirements")" install
 
 export BROWSER_PYTHON="$folder/bin/python"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "$#" -eq 0 ]; then set -- tests/browser; fi
-exec python -m pytest --quiet -m "slow or not slow" --durations=5 --durations-min=5 "$@"
+with_target tests/browser "$@"
+exec python -m pytest --quiet -m "slow or not slow" --durations=5 --durations-min=5 "${arguments[@]}"

@@ -9,6 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh dev
 
 source tests/cached.sh
+source tests/targets.sh
 
 requirements=tests/mlflow_server/requirements.txt
 install() {
@@ -19,5 +20,5 @@ cached mlflow "$(hash_of <"$requirements")" install
 
 export MLFLOW_PYTHON="$folder/bin/python"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "$#" -eq 0 ]; then set -- tests/mlflow_server; fi
-exec python -m pytest --quiet --timeout=500 --durations=5 --durations-min=5 "$@"
+with_target tests/mlflow_server "$@"
+exec python -m pytest --quiet --timeout=500 --durations=5 --durations-min=5 "${arguments[@]}"

@@ -9,6 +9,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh dev
 source tests/cached.sh
+source tests/targets.sh
 
 requirements=tests/prometheus/requirements.txt
 install() {
@@ -34,5 +35,5 @@ cached prometheus "$(hash_of <"$requirements")" install
 
 export PATH="$PATH:$folder/usr/bin" GRAFANA_TYPES="$folder/types/bin/python"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "$#" -eq 0 ]; then set -- tests/prometheus; fi
-exec python -m pytest --quiet -m "slow or not slow" --durations=5 --durations-min=5 "$@"
+with_target tests/prometheus "$@"
+exec python -m pytest --quiet -m "slow or not slow" --durations=5 --durations-min=5 "${arguments[@]}"

@@ -15,6 +15,7 @@ for program in node npm; do
 done
 
 source tests/cached.sh
+source tests/targets.sh
 
 lock_file=tests/reference_servers/package-lock.json
 install() {
@@ -25,5 +26,5 @@ cached reference-servers "$(hash_of <"$lock_file")" install
 
 export REFERENCE_SERVERS="$folder/node_modules/@modelcontextprotocol"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "$#" -eq 0 ]; then set -- tests/reference_servers; fi
-exec python -m pytest --quiet --durations=5 --durations-min=2 "$@"
+with_target tests/reference_servers "$@"
+exec python -m pytest --quiet --durations=5 --durations-min=2 "${arguments[@]}"

@@ -11,6 +11,7 @@ root="$PWD"
 source scripts/setup.sh dev
 
 source tests/cached.sh
+source tests/targets.sh
 
 # Installed without what they require: for the most part kernels for GPUs.
 bare=(-r requirements-sglang.txt torchvision==0.29.2)
@@ -29,6 +30,6 @@ export SGLANG_COMMAND="$folder/bin/python $root/tests/sglang/launch_cpu.py --dev
     --attention-backend torch_native --sampling-backend pytorch --grammar-backend xgrammar \
     --constrained-json-disable-any-whitespace --max-total-tokens 16384 --mem-fraction-static 0.3"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "$#" -eq 0 ]; then set -- tests/contract; fi
+with_target tests/contract "$@"
 # The first start of a new environment takes a while.
-exec python -m pytest --quiet -m "slow or not slow" --timeout 600 --durations=5 --durations-min=5 "$@"
+exec python -m pytest --quiet -m "slow or not slow" --timeout 600 --durations=5 --durations-min=5 "${arguments[@]}"

@@ -8,6 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/setup.sh dev
 
 source tests/cached.sh
+source tests/targets.sh
 
 requirements=(requirements-trackers.txt requirements.txt)
 install() {
@@ -21,5 +22,5 @@ cached trackers "$(cat "${requirements[@]}" | hash_of)" install
 export TRACKERS_FOLDER="$folder/packages"
 export PYTHONPATH="$TRACKERS_FOLDER${PYTHONPATH:+:$PYTHONPATH}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-if [ "$#" -eq 0 ]; then set -- tests/trackers; fi
-exec python -m pytest --quiet --durations=5 --durations-min=5 "$@"
+with_target tests/trackers "$@"
+exec python -m pytest --quiet --durations=5 --durations-min=5 "${arguments[@]}"
