@@ -21,6 +21,7 @@ from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.configs.command_line import Given
 from agentrl.configs.parsing import Layer, as_words, config_of, handed_on, merged
 from agentrl.databases.tree_file import TreeFile
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import (
     REPOSITORY,
     Deployment,
@@ -81,7 +82,7 @@ def run_supervised(
     """
     model = Path(config.model.model_name_or_path or "")
     deployment = read_deployment(os.environ)
-    console = Console()
+    console = TerminalConsole()
     processes, gpus = _processes(config, deployment)
     if deployment.machine_rank == 0:
         check_tracker_server(config)
