@@ -7,14 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.databases.documents import Record, Split
-from agentrl.databases.runs import load_run
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import ORDERS, list_records
 from agentrl.viewer.group_page import split_of
 from agentrl.viewer.notes import labelled, labels_in_use
 from agentrl.viewer.places import Place
 from agentrl.viewer.record_search import search
-from agentrl.viewer.shown import WORKING
 
 SHOWN = 100
 
@@ -33,7 +31,7 @@ class RecordsPage:
     error: str | None = None
     looked_at: int | None = None
     until: datetime | None = None
-    live: bool = False  # whether the newest Records of a run at work are shown
+    newest: bool = False  # whether these are the newest of all
     enough: int = SHOWN
     orders: tuple[str, ...] = tuple(ORDERS)
     splits: tuple[str, ...] = tuple(Split)
@@ -64,15 +62,10 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
         records = [record for record in records if record.score is not None]
         best = order == "best"
         records.sort(key=lambda r: (r.score or 0.0, -r.tokens.generated), reverse=best)
-    live = order == "newest" and not text and "before" not in asked and await _works(place)
+    newest = order == "newest" and not text and "before" not in asked
     return RecordsPage(
-        shown, records, labels, looked_at=found.looked_at, until=found.until, live=live
+        shown, records, labels, looked_at=found.looked_at, until=found.until, newest=newest
     )
-
-
-async def _works(place: Place) -> bool:
-    run = await load_run(place.database)
-    return run is not None and run.status in WORKING
 
 
 def _time(text: str) -> datetime | None:

@@ -23,6 +23,7 @@ from agentrl import __version__
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import DatabaseUnreachable
 from agentrl.databases.documents import Record
+from agentrl.launcher.run_state import State
 from agentrl.launcher.trajectory import trajectory_json
 from agentrl.launcher.trajectory_tokens import read_tokens
 from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
@@ -32,7 +33,7 @@ from agentrl.viewer.notes import write_note
 from agentrl.viewer.places import Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
-from agentrl.viewer.shown import FILTERS, WORKING
+from agentrl.viewer.shown import FILTERS
 from agentrl.viewer.step_page import read_step_page
 from agentrl.viewer.trajectory_page import read_trajectory_page, read_turns_of
 from agentrl.viewer.turn_request import curl_command
@@ -66,7 +67,7 @@ class Viewer:
             lstrip_blocks=True,
         )
         self._pages.filters.update(FILTERS)
-        self._pages.globals.update(version=__version__, href=_href, working=WORKING)
+        self._pages.globals.update(version=__version__, href=_href)
 
     @asynccontextmanager
     async def running(self, host: str, port: int) -> AsyncIterator[int]:
@@ -154,10 +155,10 @@ class Viewer:
                 async with self._places.run(request.match_info["run"]) as place:
                     return await page(request, place)
             except ConfigError as error:
-                return self._html("missing.html", 404, reason=str(error))
+                return self._html("missing.html", 404, reason=str(error), again=False)
             except (DatabaseUnreachable, PyMongoError) as error:
                 log.warning("%s: %s", request.path, error)
-                return self._html("missing.html", 503, reason=str(error))
+                return self._html("missing.html", 503, reason=str(error), again=True)
 
         return answer
 
@@ -167,33 +168,31 @@ class Viewer:
         try:
             runs = await self._places.runs()
         except DatabaseUnreachable as error:
-            return self._html("missing.html", 503, reason=str(error))
+            return self._html("missing.html", 503, reason=str(error), again=True)
         return self._html("runs.html", runs=runs)
 
     async def _run(self, request: web.Request, place: Place) -> web.Response:
         page = await read_run_page(place)
         others = request.query.getall("with", [])
-        return self._html("run.html", place=place, page=page, others=others)
+        return await self._shown("run.html", place, page=page, others=others)
 
     async def _charts(self, request: web.Request, place: Place) -> web.Response:
         """The curves of a run, which the page of another lays over its own."""
-        page = await read_run_page(place)
-        charts = await read_charts(place, page.snapshot)
-        return _json(charts)
+        return _json(await read_charts(place, await place.progress.read()))
 
     async def _step(self, request: web.Request, place: Place) -> web.Response:
         page = await read_step_page(place, int(request.match_info["step"]))
-        return self._html("step.html", place=place, page=page)
+        return await self._shown("step.html", place, page=page)
 
     async def _tasks(self, request: web.Request, place: Place) -> web.Response:
         lines = await read_tasks(place, request.query)
-        return self._html("tasks.html", place=place, lines=lines, asked=request.query)
+        return await self._shown("tasks.html", place, lines=lines, asked=request.query)
 
     async def _group(self, request: web.Request, place: Place) -> web.Response:
         page = await read_group_page(place, request.match_info["group"])
         if page is None:
             return self._none(place, "group", request.match_info["group"])
-        return self._html("group.html", place=place, page=page)
+        return await self._shown("group.html", place, page=page)
 
     async def _records(self, request: web.Request, place: Place) -> web.Response:
         try:
@@ -202,13 +201,13 @@ class Viewer:
             refused = str(error).removeprefix("--where ")
             page = RecordsPage(request.query, [], [], error=refused)
         status = 200 if page.error is None else 400
-        return self._html("records.html", status, place=place, page=page)
+        return await self._shown("records.html", place, status, page=page)
 
     async def _record(self, request: web.Request, place: Place) -> web.Response:
         page = await read_trajectory_page(place, request.match_info["record"])
         if page is None:
             return self._none(place, "record", request.match_info["record"])
-        return self._html("trajectory.html", place=place, page=page)
+        return await self._shown("trajectory.html", place, page=page)
 
     async def _tokens(self, request: web.Request, place: Place) -> web.Response:
         found = await place.database.records.find_one({"_id": request.match_info["record"]})
@@ -235,7 +234,7 @@ class Viewer:
 
     async def _failures(self, request: web.Request, place: Place) -> web.Response:
         page = await read_failures_page(place)
-        return self._html("failures.html", place=place, page=page)
+        return await self._shown("failures.html", place, page=page)
 
     async def _compare(self, request: web.Request, place: Place) -> web.Response:
         other = request.query.get("run", "").strip() or place.name
@@ -245,8 +244,8 @@ class Viewer:
             first = await _side(place, choices, request.query.get("first"), oldest(choices))
             second = await _side(second_place, others, request.query.get("second"), 0)
         outcome = compare(first, second) if first and second else None
-        return self._html(
-            "compare.html", place=place, choices=choices, others=others, other=other,
+        return await self._shown(
+            "compare.html", place, choices=choices, others=others, other=other,
             first=first, second=second, outcome=outcome,
         )  # fmt: skip
 
@@ -258,13 +257,21 @@ class Viewer:
         try:
             await write_note(place.database, record, text, [each for each in labels if each])
         except ValueError as error:
-            return self._html("missing.html", 400, reason=str(error))
+            return self._html("missing.html", 400, reason=str(error), again=False)
         there = _href("run", place.name, "records", record)
         return web.Response(status=303, headers={"Location": there})
 
     def _none(self, place: Place, kind: str, name: str) -> web.Response:
         reason = f"run {place.name} has no {kind} {name!r}"
-        return self._html("missing.html", 404, reason=reason)
+        return self._html("missing.html", 404, reason=reason, again=False)
+
+    async def _shown(
+        self, template: str, place: Place, status: int = 200, **shown: Any
+    ) -> web.Response:
+        """A page about a run. That of a live one keeps itself fresh."""
+        row = await place.row()
+        live = row is not None and row.state is State.LIVE
+        return self._html(template, status, place=place, row=row, live=live, **shown)
 
     def _html(self, template: str, status: int = 200, **shown: Any) -> web.Response:
         text = self._pages.get_template(template).render(**shown)
