@@ -170,6 +170,34 @@ async def test_a_list_goes_on_where_it_ended_and_a_search_says_how_far_it_looked
     assert found == [[], [], ["r0"], []]
 
 
+async def test_a_text_is_searched_for_in_the_order_of_scores_and_not_among_the_newest_only(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.viewer.records_page.SHOWN", 2)
+    monkeypatch.setattr("agentrl.viewer.record_search._FIRST_OF_TEXT", 2)
+    one = await database.records.find_one({"_id": OF_RECORD["record"]})
+    turn = await database.turns.find_one({"record_id": OF_RECORD["record"], "turn": 1})
+    assert one is not None and turn is not None
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    await database.records.delete_many({})
+    for at, score in enumerate((0.0, 0.75, 0.5, 0.25, 1.0, 0.9)):  # the worst is the oldest
+        times = {"started_at": began + timedelta(minutes=at), "finished_at": began}
+        await database.records.insert_one({**one, **times, "_id": f"r{at}", "score": score})
+        if at != 3:
+            await database.turns.insert_one({**turn, "_id": f"t{at}", "record_id": f"r{at}"})
+
+    async def read(order: str) -> tuple[list[str], str]:
+        text = await shown(page, f"/run/{run}/records", text="forty-six", order=order)
+        return re.findall(r">(r\d)</a>", text), text
+
+    for order, found in (("worst", ["r0", "r2"]), ("best", ["r4", "r5"])):
+        records, text = await read(order)
+        assert records == found and "no time" not in text
+    monkeypatch.setattr("agentrl.viewer.record_search._SECONDS_OF_TEXT", 0.0)
+    records, text = await read("worst")
+    assert records == ["r0"] and "Of the 2 worst records only" in text
+
+
 async def test_records_are_found_by_conditions_by_text_and_by_label(
     page: httpx2.AsyncClient, run: str
 ) -> None:
@@ -182,6 +210,8 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert record not in await shown(page, records, text="forty.six")
     wrong = await page.get(records, params={"where": "scoer<1"})
     assert wrong.status_code == 400 and "do you mean score?" in wrong.text
+    wrong = await page.get(records, params={"order": "odd"})
+    assert wrong.status_code == 400 and "newest, worst, best" in wrong.text
     note = {"text": "lucky <script>", "labels": "odd, wrong tool,"}
     kept = await page.post(f"{records}/{record}/note", data=note)
     assert "lucky &lt;script&gt;" in kept.text and "odd, wrong tool" in kept.text

@@ -73,8 +73,8 @@ async def stored_runs(client: AsyncMongoClient[Any], only: str | None = None) ->
     hello = await client.admin.command("hello", codec_options=client.codec_options)
     now: datetime = hello["localTime"]
     found = []
-    named = {} if only is None else {"filter": {"name": only}}
-    for listed in await (await client.list_databases(**named)).to_list():
+    named = {} if only is None else {"name": only}
+    for listed in await (await client.list_databases(filter=named)).to_list():
         name = listed["name"]
         if name in _OTHERS:
             continue
