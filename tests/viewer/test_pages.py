@@ -20,6 +20,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.step_metrics import keep_metrics, stored_metrics
+from agentrl.launcher.run_folder import LaunchRecord, write_launch
 from agentrl.training.run.rollout_table import look_at
 from agentrl.viewer.places import Places
 from agentrl.viewer.server import Viewer
@@ -221,6 +222,35 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert "no such record" in await shown(page, records, label="wrong tool")
     long = await page.post(f"{records}/{record}/note", data={"text": "x" * 30_000})
     assert long.status_code == 400 and "20000 characters" in long.text
+
+
+async def test_a_comparison_says_what_is_not_there_and_its_tasks_are_links_to_both_groups(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    task = await database.tasks.find_one({})
+    assert task is not None and task["epoch"] == 0
+    task["slots"][0]["score"] = 0.0
+    order = task["group_order"] + 1_000_000_000
+    await database.tasks.insert_one({**task, "_id": "later", "epoch": 1, "group_order": order})
+    text = await shown(page, f"/run/{run}/compare", first="train:0", second="train:1")
+    assert "1 lost" in text and text.count(f'href="/run/{run}/groups/later"') == 2
+    assert f'href="/run/{run}/groups/train-0-x"' in text and 'role="alert"' not in text
+    assert run not in re.findall(r'<option value="([^"]*)"></option>', text), "the run itself"
+    for asked, missing in (("eval:40", "evaluation at step 40"), ("train:7", "epoch 7")):
+        text = await shown(page, f"/run/{run}/compare", first="train:0", second=asked)
+        assert f"{run} has no {missing}." in text
+        assert "1 lost" in text, "the default is compared meanwhile"
+
+
+async def test_a_run_that_cannot_be_laid_over_is_told_and_those_that_can_are_offered(
+    page: httpx2.AsyncClient, run: str
+) -> None:
+    other = Path("output/other")
+    (other / "mongo").mkdir(parents=True)
+    write_launch(other, LaunchRecord("grpo", []))
+    text = html.unescape(await shown(page, f"/run/{run}", **{"with": f"{run} nothing"}))
+    assert "there is no run 'nothing' in its database." in text
+    assert f"data-others='[\"{run}\"]'" in text and '<option value="other">' in text
 
 
 async def test_tasks_groups_steps_failures_and_the_list_of_runs_are_there(

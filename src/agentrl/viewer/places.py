@@ -35,6 +35,7 @@ from agentrl.viewer.kept import Kept
 
 _IDLE_S = 60.0  # after which a mongod that was started for a look is stopped
 _LOOK_S = 0.5
+_NAMES_S = 10.0
 _ANSWER_S, _OWN_ANSWER_S = 10.0, 3.0
 
 
@@ -76,6 +77,7 @@ class Places:
         self._url = url
         self._open: dict[str, _Open] = {}
         self._lock = asyncio.Lock()
+        self._kept = Kept()
         self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -97,6 +99,17 @@ class Places:
     async def runs(self) -> list[RunRow]:
         """All runs, newest first. Raises `DatabaseUnreachable`."""
         return await list_runs(self._root, self._url)
+
+    async def names(self) -> list[str]:
+        """Names of these runs, as they were some seconds ago; none if they cannot be listed."""
+
+        async def read() -> list[str]:
+            try:
+                return [row.name for row in await self.runs()]
+            except DatabaseUnreachable:  # the list says so; other runs have a database of their own
+                return []
+
+        return await self._kept.get("names", read, _NAMES_S)
 
     @asynccontextmanager
     async def run(self, name: str) -> AsyncIterator[Place]:

@@ -26,7 +26,7 @@ from agentrl.databases.documents import Record
 from agentrl.launcher.run_state import State
 from agentrl.launcher.trajectory import trajectory_json
 from agentrl.launcher.trajectory_tokens import read_tokens
-from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
+from agentrl.viewer.compare_page import Choice, Side, chosen, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
 from agentrl.viewer.notes import write_note
@@ -173,8 +173,22 @@ class Viewer:
 
     async def _run(self, request: web.Request, place: Place) -> web.Response:
         page = await read_run_page(place)
-        others = request.query.getall("with", [])
-        return await self._shown("run.html", place, page=page, others=others)
+        others, missing = await self._opened(" ".join(request.query.getall("with", [])).split())
+        return await self._shown(
+            "run.html", place, page=page, others=others, missing=missing,
+            names=await self._places.names(),
+        )  # fmt: skip
+
+    async def _opened(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Those of the runs that can be looked at, and a sentence for each other one."""
+        there, missing = [], []
+        for name in names:
+            try:
+                async with self._places.run(name):
+                    there.append(name)
+            except (ConfigError, DatabaseUnreachable) as error:
+                missing.append(str(error))
+        return there, missing
 
     async def _charts(self, request: web.Request, place: Place) -> web.Response:
         """The curves of a run, which the page of another lays over its own."""
@@ -241,12 +255,15 @@ class Viewer:
         choices = await sides(place)
         async with self._places.run(other) as second_place:
             others = await sides(second_place)
-            first = await _side(place, choices, request.query.get("first"), oldest(choices))
-            second = await _side(second_place, others, request.query.get("second"), 0)
+            first, missing = await _side(
+                place, choices, request.query.get("first"), oldest(choices)
+            )
+            second, also = await _side(second_place, others, request.query.get("second"), 0)
         outcome = compare(first, second) if first and second else None
         return await self._shown(
             "compare.html", place, choices=choices, others=others, other=other,
-            first=first, second=second, outcome=outcome,
+            first=first, second=second, outcome=outcome, names=await self._places.names(),
+            missing=[each for each in dict.fromkeys((missing, also)) if each],
         )  # fmt: skip
 
     async def _note(self, request: web.Request, place: Place) -> web.Response:
@@ -279,13 +296,13 @@ class Viewer:
 
 
 async def _side(
-    place: Place, choices: Sequence[tuple[str, int, str]], asked: str | None, default: int
-) -> Side | None:
-    """What a form chose to compare; else the choice of this number."""
-    for at, (split, epoch, name) in enumerate(choices):
-        if asked == f"{split}:{epoch}" or (asked is None and at == default):
-            return await read_side(place, split, epoch, name)
-    return None
+    place: Place, choices: Sequence[Choice], asked: str | None, default: int
+) -> tuple[Side | None, str]:
+    """What a form chose to compare, else the choice of this number, and what is not there."""
+    if not choices:
+        return None, f"{place.name} has no tasks that could be compared"
+    choice, missing = chosen(choices, asked, place.name) if asked else (None, "")
+    return await read_side(place, *(choice or choices[default])), missing
 
 
 def _href(*parts: str) -> str:
