@@ -4,8 +4,12 @@ import asyncio
 import html
 import json
 import math
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -69,13 +73,53 @@ async def test_without_the_secret_nothing_is_shown_and_nothing_is_written(
             for asked in ({}, {"token": "guessed"}):
                 answer = await stranger.get(path, params=asked)
                 assert answer.status_code == 401 and "forty-six" not in answer.text
-                assert run not in answer.text
+                assert run not in re.sub('name="there" value="[^"]*"', "", answer.text)
         answer = await stranger.post(f"{record}/note", data={"text": "mine"})
         assert answer.status_code == 401
         assert (await stranger.post("/login", data={"secret": "guessed"})).status_code == 401
         assert (await stranger.post("/login", data={"secret": SECRET})).status_code == 303
         assert (await stranger.get("/")).status_code == 200
     assert await database.notes.count_documents({}) == 0
+
+
+async def test_who_gives_the_password_at_the_second_try_sees_the_page_that_was_asked_for(
+    run: str, mongod: EmbeddedMongod
+) -> None:
+    async with (
+        Places(Path("output"), mongod.url) as places,
+        Viewer(places, SECRET, "password").running("127.0.0.1", 0) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        asked = f"/run/{run}/records?order=worst&text=a%20b"
+        form = (await client.get(asked)).text
+        assert "AGENTRL_VIEW_PASSWORD" in form and "token" not in form
+        for secret, status in (("guessed", 401), (SECRET, 303)):
+            hidden = re.search(r'name="there" value="([^"]*)"', form)
+            assert hidden is not None
+            there = html.unescape(hidden[1])
+            answer = await client.post("/login", data={"secret": secret, "there": there})
+            assert answer.status_code == status
+            form = answer.text
+        assert answer.headers["Location"] == asked
+        for elsewhere in ("//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil"):
+            data = {"secret": SECRET, "there": elsewhere}
+            assert (await client.post("/login", data=data)).headers["Location"] == "/"
+
+
+def test_the_printed_address_is_one_that_visitors_can_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DB_URL", raising=False)
+    command = [sys.executable, "-m", "agentrl.cli", "view", "--port", "0", "--host", "0.0.0.0"]
+    given = {**os.environ, "AGENTRL_VIEW_PASSWORD": SECRET}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given) as viewer:
+        try:
+            assert viewer.stdout is not None
+            said = viewer.stdout.readline()
+        finally:
+            viewer.terminate()
+    assert re.fullmatch(rf"open http://{re.escape(socket.gethostname())}:\d+/\n", said), said
 
 
 async def test_a_trajectory_shows_what_was_said_called_and_trained_and_runs_none_of_it(

@@ -7,11 +7,12 @@ cookie. Requests that write have to carry that cookie, which browsers send from 
 import hashlib
 import hmac
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import orjson
@@ -48,16 +49,21 @@ _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_OWN_PAGE = re.compile(r"/(?![/\\])[!-~]*")  # an address that leads to no other server
 _LARGEST_BODY = 256 * 1024
 _Page = Callable[[web.Request, Place], Awaitable[web.Response]]
 
 
 class Viewer:
-    """The pages about the runs of `places`. `secret`: what a visitor must show."""
+    """The pages about the runs of `places`. `secret`: what a visitor must show, a token of the
+    printed address or a password."""
 
-    def __init__(self, places: Places, secret: str) -> None:
+    def __init__(
+        self, places: Places, secret: str, kind: Literal["token", "password"] = "token"
+    ) -> None:
         self._places = places
         self._secret = secret
+        self._kind = kind
         self._cookie = hmac.new(secret.encode(), b"agentrl view", hashlib.sha256).hexdigest()
         self._pages = Environment(
             loader=PackageLoader("agentrl.viewer"),
@@ -131,18 +137,26 @@ class Viewer:
         known = hmac.compare_digest(kept.encode(), self._cookie.encode())
         open_to_all = request.path == "/login" or request.path.startswith("/static/")
         if not known and not open_to_all:
-            return self._html("login.html", 401, wrong=bool(shown))
+            asked = str(request.rel_url.without_query_params("token"))
+            return self._ask_who(asked if request.method == "GET" else "/", wrong=bool(shown))
         response = await handler(request)
         response.headers.update(_SAFE)
         return response
 
     async def _login(self, request: web.Request) -> web.Response:
-        given = str((await request.post()).get("secret", ""))
+        form = await request.post()
+        given, there = str(form.get("secret", "")), str(form.get("there", ""))
+        if not _OWN_PAGE.fullmatch(there):
+            there = "/"
         if not hmac.compare_digest(given.encode(), self._secret.encode()):
-            return self._html("login.html", 401, wrong=True)
-        response = web.Response(status=303, headers={"Location": "/"})
+            return self._ask_who(there, wrong=True)
+        response = web.Response(status=303, headers={"Location": there})
         self._remember(response)
         return response
+
+    def _ask_who(self, there: str, *, wrong: bool) -> web.Response:
+        """Instead of a page: the form for the secret, which leads to that page."""
+        return self._html("login.html", 401, kind=self._kind, there=there, wrong=wrong)
 
     def _remember(self, response: web.StreamResponse) -> None:
         response.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="Strict")
