@@ -247,7 +247,8 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     page: httpx2.AsyncClient, run: str
 ) -> None:
     record, records = OF_RECORD["record"], f"/run/{run}/records"
-    assert record in await shown(page, records)
+    newest = await shown(page, records)
+    assert record in newest and f'href="/run/{run}/groups/train-0-x"' in newest
     assert record in await shown(page, records, where="score>=1; turns=3")
     assert record not in await shown(page, records, where="score<1")
     assert record in await shown(page, records, text="FORTY-SIX")
@@ -311,9 +312,9 @@ async def test_tasks_groups_steps_failures_and_the_list_of_runs_are_there(
     )
     step = await shown(page, f"/run/{run}/steps/7")
     assert "1 rows of 1 groups" in step and OF_RECORD["record"] in step
-    assert "Trained in step 7: 5 tokens." in await shown(
-        page, f"/run/{run}/records/{OF_RECORD['record']}"
-    )
+    record = await shown(page, f"/run/{run}/records/{OF_RECORD['record']}")
+    assert "Trained in step 7: 5 tokens." in record
+    assert '<span class="state trained">trained</span>' in record
     for path in ("groups/none", "records/none"):
         answer = await page.get(f"/run/{run}/{path}")
         assert answer.status_code == 404 and "has no" in answer.text
