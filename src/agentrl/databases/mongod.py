@@ -204,7 +204,7 @@ class EmbeddedMongod:
                         f"mongod ended at once with status {status}: see the end of {self.log_file}"
                     )
                 if time.monotonic() > deadline:
-                    raise MongodError(f"mongod did not become ready: see {self.log_file}")
+                    raise self._too_late()
                 if self._listens():  # else the client would look again after half a second only
                     try:
                         if client.admin.command("hello").get("isWritablePrimary"):
@@ -219,13 +219,20 @@ class EmbeddedMongod:
 
         That of a run that was just killed is still flushing, and a viewer closes what it opened.
         """
-        while (holder := opened_by(self.data_dir)) is not None:
+        while opened_by(self.data_dir) is not None:
             if time.monotonic() > deadline:
-                raise MongodError(
-                    f"{holder} has the database in {self.data_dir} open: close it, or connect to "
-                    "it (DB_URL, --db_connection_string)"
-                )
+                raise self._too_late()
             time.sleep(_LOOK_FOLDER_S)
+
+    def _too_late(self) -> MongodError:
+        """Why it is not ready after the deadline."""
+        holder = opened_by(self.data_dir, own=self.pid)
+        if holder is None:
+            return MongodError(f"mongod did not become ready: see {self.log_file}")
+        return MongodError(
+            f"{holder} has the database in {self.data_dir} open: close it, or connect to it "
+            "(DB_URL, --db_connection_string)"
+        )
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

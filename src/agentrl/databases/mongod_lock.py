@@ -24,12 +24,17 @@ def mongod_holds(data_dir: Path) -> bool:
         os.close(file)
 
 
-def opened_by(data_dir: Path) -> str | None:
-    """Who started the mongod that runs on this data folder, as a subject; None if none runs."""
+def opened_by(data_dir: Path, own: int | None = None) -> str | None:
+    """Who started the mongod that runs on this data folder, as a subject; None if none runs.
+
+    `own`: process id of one that does not count.
+    """
     if not mongod_holds(data_dir):
         return None
     try:
         mongod = (data_dir / _FILE).read_text(encoding="utf-8").strip()
+        if mongod == str(own):
+            return None
         stat = Path(f"/proc/{mongod}/stat").read_text(encoding="utf-8")
         parent = stat.rpartition(")")[2].split()[1]  # the name before it may hold anything
         words = Path(f"/proc/{parent}/cmdline").read_text(encoding="utf-8").split("\0")
