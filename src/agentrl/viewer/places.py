@@ -117,7 +117,8 @@ class Places:
         async with self._lock:
             opened = self._open.get(name)
             if opened is not None and not self._stands(opened):
-                if opened.users:  # closed when they have their pages
+                if opened.users and opened.started is not None:
+                    # It is closed when they have their pages.
                     raise DatabaseUnreachable(_taken(name))
                 await self._open.pop(name).stack.aclose()
                 opened = None
