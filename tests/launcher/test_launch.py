@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from agentrl.launcher.database import mongod_holds
+from agentrl.databases.mongod_lock import mongod_holds
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.subreaper import descendants
 

@@ -40,7 +40,7 @@ from agentrl.databases.feeder import make_tasks
 from agentrl.databases.policies import publish
 from agentrl.databases.quarantine import QuarantinedItem
 from agentrl.databases.services import register_urls
-from agentrl.databases.success import Evaluating
+from agentrl.databases.success import Evaluating, success_curve
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
 from agentrl.launcher.curve import draw_curve
@@ -100,6 +100,7 @@ async def add_group(
     task = Task(
         id=name, split=split, epoch=epoch, seq=seq, group_order=order, status=status, task_id=name,
         query="?", pending=0, slots=slots,
+        completed_at=datetime.now(UTC) if status == TaskStatus.COMPLETED else None,
     )  # fmt: skip
     await database.tasks.insert_one(task.to_mongo())
     for rollout, score in enumerate(scores):
@@ -216,6 +217,27 @@ async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(
     assert snapshot.seconds_left == 20
     assert snapshot.sampled_per_s is not None and snapshot.sampled_per_s > 0
     assert [(e.step, e.success) for e in snapshot.held_out] == [(0, 0.5), (1, 1.0)]
+
+
+async def test_groups_that_still_run_count_neither_in_the_curve_nor_in_recent_success(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await publish(database, 0, 0, "v0")
+    await publish(database, 1, 1, "v1")
+    running = TaskStatus.RUNNING
+    await add_group(database, [0, 0], name="early", version=0, status=running)
+    assert await success_curve(database) == []
+    assert (await ProgressReader(database, tmp_path).read()).success is None
+    await add_group(database, [1, 1, 0, 0], name="ended", version=0)
+    await add_group(database, [1, 0], name="next", version=1)
+    await add_group(database, [0, 0, 0], name="late", version=1, status=running)
+    points = await success_curve(database)
+    # Of step 1, two records are in a group that ended, and three in one that did not.
+    assert [(p.step, p.records, p.success, p.reward) for p in points] == [(0, 4, 0.5, 0.5)]
+    snapshot = await ProgressReader(database, tmp_path).read()
+    assert snapshot.success == snapshot.reward == 0.5 and snapshot.history == (0.5,)
+    await database.tasks.update_one({"_id": "late"}, {"$set": {"status": TaskStatus.COMPLETED}})
+    assert [point.success for point in await success_curve(database)] == [0.5, 0.2]
 
 
 async def test_samplers_that_are_blocked_or_dead_are_why_no_step_comes(

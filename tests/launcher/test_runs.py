@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,8 @@ from pymongo.asynchronous.collection import AsyncCollection
 from agentrl import cli
 from agentrl.databases.connection import COLLECTIONS, RunDatabase
 from agentrl.databases.documents import Run
-from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.mongod import EmbeddedMongod, MongodError
+from agentrl.databases.mongod_lock import opened_by
 from agentrl.launcher.run_folder import LaunchRecord, RunLock, write_launch
 from agentrl.launcher.run_state import read_run
 
@@ -260,6 +262,11 @@ def test_an_open_database_is_held_for_compass_and_closed_in_order(
             assert client.get_default_database()["records"].find_one() == {"_id": "a"}
         status, _, refusal = agentrl("delete", "held", "--yes")
         assert status == 2 and "is open" in refusal
+        holder = f"`agentrl db` (process {process.pid})"
+        assert opened_by(folder / "mongo") == holder
+        for timeout in (0.0, 2.0):  # the deadline is before mongod finds the lock, or after it
+            with pytest.raises(MongodError, match=re.escape(f"{holder} has the database in ")):
+                EmbeddedMongod(folder / "mongo", tmp_path / "log").start(timeout_s=timeout)
         process.terminate()
         rest, _ = process.communicate(timeout=30)
     finally:

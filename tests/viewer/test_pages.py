@@ -4,8 +4,12 @@ import asyncio
 import html
 import json
 import math
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,6 +24,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import TrainerStart
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.step_metrics import keep_metrics, stored_metrics
+from agentrl.launcher.run_folder import LaunchRecord, write_launch
 from agentrl.training.run.rollout_table import look_at
 from agentrl.viewer.places import Places
 from agentrl.viewer.server import Viewer
@@ -68,13 +73,53 @@ async def test_without_the_secret_nothing_is_shown_and_nothing_is_written(
             for asked in ({}, {"token": "guessed"}):
                 answer = await stranger.get(path, params=asked)
                 assert answer.status_code == 401 and "forty-six" not in answer.text
-                assert run not in answer.text
+                assert run not in re.sub('name="there" value="[^"]*"', "", answer.text)
         answer = await stranger.post(f"{record}/note", data={"text": "mine"})
         assert answer.status_code == 401
         assert (await stranger.post("/login", data={"secret": "guessed"})).status_code == 401
         assert (await stranger.post("/login", data={"secret": SECRET})).status_code == 303
         assert (await stranger.get("/")).status_code == 200
     assert await database.notes.count_documents({}) == 0
+
+
+async def test_who_gives_the_password_at_the_second_try_sees_the_page_that_was_asked_for(
+    run: str, mongod: EmbeddedMongod
+) -> None:
+    async with (
+        Places(Path("output"), mongod.url) as places,
+        Viewer(places, SECRET, "password").running("127.0.0.1", 0) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client,
+    ):
+        asked = f"/run/{run}/records?order=worst&text=a%20b"
+        form = (await client.get(asked)).text
+        assert "AGENTRL_VIEW_PASSWORD" in form and "token" not in form
+        for secret, status in (("guessed", 401), (SECRET, 303)):
+            hidden = re.search(r'name="there" value="([^"]*)"', form)
+            assert hidden is not None
+            there = html.unescape(hidden[1])
+            answer = await client.post("/login", data={"secret": secret, "there": there})
+            assert answer.status_code == status
+            form = answer.text
+        assert answer.headers["Location"] == asked
+        for elsewhere in ("//evil.example", "/\\evil.example", "https://evil.example", "/\t/evil"):
+            data = {"secret": SECRET, "there": elsewhere}
+            assert (await client.post("/login", data=data)).headers["Location"] == "/"
+
+
+def test_the_printed_address_is_one_that_visitors_can_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DB_URL", raising=False)
+    command = [sys.executable, "-m", "agentrl.cli", "view", "--port", "0", "--host", "0.0.0.0"]
+    given = {**os.environ, "AGENTRL_VIEW_PASSWORD": SECRET}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=given) as viewer:
+        try:
+            assert viewer.stdout is not None
+            said = viewer.stdout.readline()
+        finally:
+            viewer.terminate()
+    assert re.fullmatch(rf"open http://{re.escape(socket.gethostname())}:\d+/\n", said), said
 
 
 async def test_a_trajectory_shows_what_was_said_called_and_trained_and_runs_none_of_it(
@@ -170,11 +215,40 @@ async def test_a_list_goes_on_where_it_ended_and_a_search_says_how_far_it_looked
     assert found == [[], [], ["r0"], []]
 
 
+async def test_a_text_is_searched_for_in_the_order_of_scores_and_not_among_the_newest_only(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.viewer.records_page.SHOWN", 2)
+    monkeypatch.setattr("agentrl.viewer.record_search._FIRST_OF_TEXT", 2)
+    one = await database.records.find_one({"_id": OF_RECORD["record"]})
+    turn = await database.turns.find_one({"record_id": OF_RECORD["record"], "turn": 1})
+    assert one is not None and turn is not None
+    began = datetime(2026, 1, 1, tzinfo=UTC)
+    await database.records.delete_many({})
+    for at, score in enumerate((0.0, 0.75, 0.5, 0.25, 1.0, 0.9)):  # the worst is the oldest
+        times = {"started_at": began + timedelta(minutes=at), "finished_at": began}
+        await database.records.insert_one({**one, **times, "_id": f"r{at}", "score": score})
+        if at != 3:
+            await database.turns.insert_one({**turn, "_id": f"t{at}", "record_id": f"r{at}"})
+
+    async def read(order: str) -> tuple[list[str], str]:
+        text = await shown(page, f"/run/{run}/records", text="forty-six", order=order)
+        return re.findall(r">(r\d)</a>", text), text
+
+    for order, found in (("worst", ["r0", "r2"]), ("best", ["r4", "r5"])):
+        records, text = await read(order)
+        assert records == found and "no time" not in text
+    monkeypatch.setattr("agentrl.viewer.record_search._SECONDS_OF_TEXT", 0.0)
+    records, text = await read("worst")
+    assert records == ["r0"] and "Of the 2 worst records only" in text
+
+
 async def test_records_are_found_by_conditions_by_text_and_by_label(
     page: httpx2.AsyncClient, run: str
 ) -> None:
     record, records = OF_RECORD["record"], f"/run/{run}/records"
-    assert record in await shown(page, records)
+    newest = await shown(page, records)
+    assert record in newest and f'href="/run/{run}/groups/train-0-x"' in newest
     assert record in await shown(page, records, where="score>=1; turns=3")
     assert record not in await shown(page, records, where="score<1")
     assert record in await shown(page, records, text="FORTY-SIX")
@@ -182,6 +256,8 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert record not in await shown(page, records, text="forty.six")
     wrong = await page.get(records, params={"where": "scoer<1"})
     assert wrong.status_code == 400 and "do you mean score?" in wrong.text
+    wrong = await page.get(records, params={"order": "odd"})
+    assert wrong.status_code == 400 and "newest, worst, best" in wrong.text
     note = {"text": "lucky <script>", "labels": "odd, wrong tool,"}
     kept = await page.post(f"{records}/{record}/note", data=note)
     assert "lucky &lt;script&gt;" in kept.text and "odd, wrong tool" in kept.text
@@ -191,6 +267,35 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert "no such record" in await shown(page, records, label="wrong tool")
     long = await page.post(f"{records}/{record}/note", data={"text": "x" * 30_000})
     assert long.status_code == 400 and "20000 characters" in long.text
+
+
+async def test_a_comparison_says_what_is_not_there_and_its_tasks_are_links_to_both_groups(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    task = await database.tasks.find_one({})
+    assert task is not None and task["epoch"] == 0
+    task["slots"][0]["score"] = 0.0
+    order = task["group_order"] + 1_000_000_000
+    await database.tasks.insert_one({**task, "_id": "later", "epoch": 1, "group_order": order})
+    text = await shown(page, f"/run/{run}/compare", first="train:0", second="train:1")
+    assert "1 lost" in text and text.count(f'href="/run/{run}/groups/later"') == 2
+    assert f'href="/run/{run}/groups/train-0-x"' in text and 'role="alert"' not in text
+    assert run not in re.findall(r'<option value="([^"]*)"></option>', text), "the run itself"
+    for asked, missing in (("eval:40", "evaluation at step 40"), ("train:7", "epoch 7")):
+        text = await shown(page, f"/run/{run}/compare", first="train:0", second=asked)
+        assert f"{run} has no {missing}." in text
+        assert "1 lost" in text, "the default is compared meanwhile"
+
+
+async def test_a_run_that_cannot_be_laid_over_is_told_and_those_that_can_are_offered(
+    page: httpx2.AsyncClient, run: str
+) -> None:
+    other = Path("output/other")
+    (other / "mongo").mkdir(parents=True)
+    write_launch(other, LaunchRecord("grpo", []))
+    text = html.unescape(await shown(page, f"/run/{run}", **{"with": f"{run} nothing"}))
+    assert "there is no run 'nothing' in its database." in text
+    assert f"data-others='[\"{run}\"]'" in text and '<option value="other">' in text
 
 
 async def test_tasks_groups_steps_failures_and_the_list_of_runs_are_there(
@@ -207,9 +312,9 @@ async def test_tasks_groups_steps_failures_and_the_list_of_runs_are_there(
     )
     step = await shown(page, f"/run/{run}/steps/7")
     assert "1 rows of 1 groups" in step and OF_RECORD["record"] in step
-    assert "Trained in step 7: 5 tokens." in await shown(
-        page, f"/run/{run}/records/{OF_RECORD['record']}"
-    )
+    record = await shown(page, f"/run/{run}/records/{OF_RECORD['record']}")
+    assert "Trained in step 7: 5 tokens." in record
+    assert '<span class="state trained">trained</span>' in record
     for path in ("groups/none", "records/none"):
         answer = await page.get(f"/run/{run}/{path}")
         assert answer.status_code == 404 and "has no" in answer.text

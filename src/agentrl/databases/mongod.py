@@ -21,12 +21,14 @@ from typing import Any, Self
 from pymongo import MongoClient
 from pymongo.errors import OperationFailure, PyMongoError
 
+from agentrl.databases.mongod_lock import opened_by
 from agentrl.held_port import HeldPort
 
 REPLICA_SET = "rs0"
 ALREADY_INITIALIZED = 23  # error code: the replica set is configured already
 LOCKED = 100  # mongod's exit status when another mongod holds the folder
 _LOOK_S = 0.02
+_LOOK_FOLDER_S = 0.2
 OPLOG_MB = 64  # serves change streams; nothing depends on its length
 
 # By default mongod keeps three journal files of 100 MB, two of them preallocated. Small files
@@ -131,8 +133,7 @@ class EmbeddedMongod:
         deadline = time.monotonic() + timeout_s
         try:
             while not self._await_primary(deadline):
-                # The mongod of a run that was just killed is still flushing.
-                time.sleep(0.5)
+                self._await_folder(deadline)
                 self._spawn()
         except BaseException:
             self.stop()
@@ -184,7 +185,7 @@ class EmbeddedMongod:
             self._held = None
 
     def _await_primary(self, deadline: float) -> bool:
-        """Wait until it accepts writes; False if another mongod holds its folder.
+        """Wait until it accepts writes; False if another mongod held its folder.
 
         Raises `MongodError` if it ends otherwise, or after the deadline.
         """
@@ -197,18 +198,13 @@ class EmbeddedMongod:
                 assert self._process is not None
                 status = self._process.poll()
                 if status == LOCKED:
-                    if time.monotonic() < deadline:
-                        return False
-                    raise MongodError(
-                        f"another mongod uses {self.data_dir}: end it, or connect to it "
-                        "(DB_URL, --db_connection_string)"
-                    )
+                    return False
                 if status is not None:
                     raise MongodError(
                         f"mongod ended at once with status {status}: see the end of {self.log_file}"
                     )
                 if time.monotonic() > deadline:
-                    raise MongodError(f"mongod did not become ready: see {self.log_file}")
+                    raise self._too_late()
                 if self._listens():  # else the client would look again after half a second only
                     try:
                         if client.admin.command("hello").get("isWritablePrimary"):
@@ -217,6 +213,26 @@ class EmbeddedMongod:
                     except PyMongoError:
                         pass  # an election, say: retried until the deadline
                 time.sleep(_LOOK_S)
+
+    def _await_folder(self, deadline: float) -> None:
+        """Wait until no other mongod holds the folder. Raises `MongodError` after the deadline.
+
+        That of a run that was just killed is still flushing, and a viewer closes what it opened.
+        """
+        while opened_by(self.data_dir) is not None:
+            if time.monotonic() > deadline:
+                raise self._too_late()
+            time.sleep(_LOOK_FOLDER_S)
+
+    def _too_late(self) -> MongodError:
+        """Why it is not ready after the deadline."""
+        holder = opened_by(self.data_dir, own=self.pid)
+        if holder is None:
+            return MongodError(f"mongod did not become ready: see {self.log_file}")
+        return MongodError(
+            f"{holder} has the database in {self.data_dir} open: close it, or connect to it "
+            "(DB_URL, --db_connection_string)"
+        )
 
     def _listens(self) -> bool:
         with socket.socket() as probe:

@@ -73,9 +73,10 @@ async def stored_runs(client: AsyncMongoClient[Any], only: str | None = None) ->
     hello = await client.admin.command("hello", codec_options=client.codec_options)
     now: datetime = hello["localTime"]
     found = []
-    for listed in await (await client.list_databases()).to_list():
+    named = {} if only is None else {"name": only}
+    for listed in await (await client.list_databases(filter=named)).to_list():
         name = listed["name"]
-        if name in _OTHERS or (only is not None and name != only):
+        if name in _OTHERS:
             continue
         database = RunDatabase(client, client[name])
         run = await load_run(database)

@@ -16,7 +16,7 @@ SUCCESS_SCORE = 0.5  # a Record with at least this score counts as right
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """The training records that the policy of one step began."""
+    """The training records that the policy of one step began, in groups that have ended."""
 
     step: int
     records: int
@@ -54,7 +54,9 @@ async def success_curve(database: RunDatabase, most: int | None = None) -> list[
     `most`: of so many steps at the most, which lie evenly. Else it reads an index of all records.
 
     All records count, not only trained rows: rows are filtered (groups that are all right or all
-    wrong are dropped), so their mean reward does not measure the policy.
+    wrong are dropped), so their mean reward does not measure the policy. Records of groups that
+    still run do not: rollouts that end early are mostly failures. A step of which such groups have
+    more records than those that ended is left out.
     """
     step_of = {
         document["version"]: document["step"]
@@ -69,6 +71,7 @@ async def success_curve(database: RunDatabase, most: int | None = None) -> list[
     data = run.data[-1] if run and run.data else DataSet()
     # Only then: each further bound makes the reading of the index take longer.
     of_data = {"epoch": {"$gte": data.epoch}} if data.epoch > 0 else {}
+    running = await _running(database, of_data)  # before the sums, which then hold all that it does
     of_policies = {"$gte": 0} if most is None else {"$in": list(step_of)}
     success = {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}
     cursor = await database.records.aggregate(
@@ -93,19 +96,59 @@ async def success_curve(database: RunDatabase, most: int | None = None) -> list[
         hint="results",
     )
     # A resumed run publishes the weights of one step under several versions.
-    pooled: dict[int, tuple[int, int, float]] = {}
+    pooled: dict[int, tuple[int, int, float, int]] = {}
     async for group in cursor:
         step = step_of.get(group["_id"])
         if step is None:
             continue
-        records, successes, score = pooled.get(step, (0, 0, 0.0))
+        left = running.get(group["_id"], _Running(0, 0, 0, 0.0))
+        records, successes, score, begun = pooled.get(step, (0, 0, 0.0, 0))
         pooled[step] = (
-            records + group["records"], successes + group["successes"], score + group["score"],
-        )  # fmt: skip
+            records + group["records"] - left.scored,
+            successes + group["successes"] - left.successes,
+            score + group["score"] - left.score,
+            begun + left.records,
+        )
     return [
         CurvePoint(step, records, successes / records, score / records)
-        for step, (records, successes, score) in sorted(pooled.items())
+        for step, (records, successes, score, begun) in sorted(pooled.items())
+        if records and records >= begun
     ]
+
+
+@dataclass(frozen=True)
+class _Running:
+    """The records of a policy in groups that still run; those with a score, and their sums."""
+
+    records: int
+    scored: int
+    successes: int
+    score: float
+
+
+async def _running(database: RunDatabase, of_data: Mapping[str, Any]) -> dict[int, _Running]:
+    """By version of the policy."""
+    groups = database.tasks.find(
+        {"status": TaskStatus.RUNNING, "split": Split.TRAIN, **of_data}, {"_id": 1}, hint="state"
+    )
+    tasks = [group["_id"] async for group in groups]
+    scored = {"$gte": ["$score", -math.inf]}  # None is below all numbers
+    cursor = await database.records.aggregate(
+        [
+            {"$match": {"task": {"$in": tasks}, "versions.min": {"$gte": 0}}},
+            {
+                "$group": {
+                    "_id": "$versions.min",
+                    "records": {"$sum": {"$cond": [{"$eq": ["$error", None]}, 1, 0]}},
+                    "scored": {"$sum": {"$cond": [scored, 1, 0]}},
+                    "successes": {"$sum": {"$cond": [{"$gte": ["$score", SUCCESS_SCORE]}, 1, 0]}},
+                    "score": {"$sum": "$score"},
+                }
+            },
+        ],
+        hint="task",
+    )
+    return {group.pop("_id"): _Running(**group) async for group in cursor}
 
 
 async def evaluations(database: RunDatabase) -> list[HeldOut]:

@@ -1,6 +1,5 @@
 """The run's MongoDB for the verbs of the launcher: given by URL, already running, or started."""
 
-import fcntl
 import json
 import os
 import time
@@ -18,6 +17,7 @@ from agentrl.configs.command_line import Given
 from agentrl.configs.parsing import Layer, config_of, layers_given, merged, read_flags
 from agentrl.databases.connection import RunDatabase, connect, is_outage
 from agentrl.databases.mongod import REPLICA_SET, EmbeddedMongod
+from agentrl.databases.mongod_lock import mongod_holds
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.run_folder import read_launch, refuse_withheld
 from agentrl.launcher.run_parts import LOGS
@@ -67,22 +67,6 @@ def launched_config(given: Given) -> Config:
 def mongod_of(config: Config) -> EmbeddedMongod:
     """The embedded mongod of a run, not started yet."""
     return EmbeddedMongod(config.output / "mongo", LOGS / f"{config.run.run_name}_mongo.log")
-
-
-def mongod_holds(data_dir: Path) -> bool:
-    """Whether a mongod runs on this data folder: it keeps a `flock` on `mongod.lock`."""
-    try:
-        file = os.open(data_dir / "mongod.lock", os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # one that others may have too
-    except BlockingIOError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(file)
 
 
 def running_mongod(data_dir: Path) -> str | None:

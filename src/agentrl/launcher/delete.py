@@ -14,9 +14,9 @@ from pathlib import Path
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import delete_parser
+from agentrl.databases.mongod_lock import mongod_holds
 from agentrl.databases.run_list import StoredRun, drop_run, server, stored_runs
 from agentrl.launcher.console import TerminalConsole
-from agentrl.launcher.database import mongod_holds
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.report import print_lines
 from agentrl.launcher.run_folder import RunLock, lock_holder, read_launch, refuse_withheld

@@ -29,6 +29,7 @@ from agentrl.databases.connection import (
 )
 from agentrl.databases.documents import InferenceService
 from agentrl.databases.mongod import EmbeddedMongod, MongodError
+from agentrl.databases.mongod_lock import opened_by
 from agentrl.databases.runs import (
     FINISHED,
     HOPELESS,
@@ -248,6 +249,9 @@ class Launch:
             mongod = mongod_of(config)
             # In this thread, which lives as long as the launcher: mongod ends with its parent
             # thread.
+            if (holder := opened_by(mongod.data_dir)) is not None:
+                told = f"waiting for {holder}, which has the run's database open"
+                print_lines(self._console, [told])
             url = mongod.begin()
             self._mongod = mongod
         assert url is not None

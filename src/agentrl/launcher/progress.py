@@ -16,7 +16,7 @@ from typing import Any
 from agentrl.databases import outages
 from agentrl.databases.attempt_tally import AttemptCounts, AttemptTally
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.diagnosis import failures, why_no_step
+from agentrl.databases.diagnosis import GroupEnd, failures, why_no_step
 from agentrl.databases.documents import HANDED_BACK, Run, SlotStatus, Split, TaskStatus
 from agentrl.databases.outcomes import attempt_end, latest_groups
 from agentrl.databases.row_ledger import count_waiting
@@ -46,14 +46,16 @@ _AT_WORK = timedelta(seconds=30)  # a sampler that ended an attempt within this 
 class Snapshot:
     """The state of a run at one moment. None is unknown. Recent records are the last 256 finished.
 
+    Success and reward are of the last groups that ended, with some 256 scores: rollouts that end
+    early are mostly failures, so those of groups that still run do not count.
     Loss, gradient norm, KL and staleness are of the last step.
     """
 
     status: str = "starting"
     step: int = 0
     max_steps: int | None = None
-    success: float | None = None  # success rate of recent records
-    reward: float | None = None  # mean score of recent records
+    success: float | None = None
+    reward: float | None = None  # mean score
     turns: float | None = None  # mean per recent record
     tool_calls: float | None = None  # mean per recent record
     sampled_per_s: float | None = None  # generated tokens per second in the last 30 s
@@ -137,7 +139,9 @@ class ProgressReader:
         records = await self._recent_records(Split.TRAIN)
         evaluated = await self._recent_records(Split.EVAL)
         scored = [record for record in records if record["score"] is not None]
-        success = _mean([record["score"] >= SUCCESS_SCORE for record in scored])
+        ended = await latest_groups(self._database, _RECENT_GROUPS)
+        scores = _recent_scores(ended)
+        success = _mean([score >= SUCCESS_SCORE for score in scores])
         step = max(run.step if run else 0, recent[-1]["step"] if recent else 0)
         if success is not None:
             self._history[step] = success
@@ -151,7 +155,7 @@ class ProgressReader:
             for record in (*records, *evaluated)
             if record["finished_at"] >= began and not _is_handed_back(record)
         ]
-        groups = await latest_groups(self._database, _RECENT_GROUPS, began)
+        groups = [group for group in ended if group.at > began]
         waiting = await count_waiting(self._database)
         n_services = len(await live_services(self._database))
         waits = run is not None and run.status == TRAINING and waiting < run.rows_per_step
@@ -165,7 +169,7 @@ class ProgressReader:
             step=step,
             max_steps=max_steps,
             success=success,
-            reward=_mean([record["score"] for record in scored]),
+            reward=_mean(scores),
             turns=_mean([record["n_turns"] for record in scored]),
             tool_calls=_mean([record["n_tool_calls"] for record in scored]),
             sampled_per_s=_add(_sampling_rate(records, now), _sampling_rate(evaluated, now)),
@@ -232,6 +236,16 @@ class ProgressReader:
 
 def _is_handed_back(record: Mapping[str, Any]) -> bool:
     return (record["error"] or "").startswith(HANDED_BACK)
+
+
+def _recent_scores(ended: Sequence[GroupEnd]) -> list[float]:
+    """The scores of the newest groups, of whole groups, and no more than suffice."""
+    scores: list[float] = []
+    for group in ended:
+        if len(scores) >= _RECENT_RECORDS:
+            break
+        scores += group.scores
+    return scores
 
 
 def _add(a: float | None, b: float | None) -> float | None:

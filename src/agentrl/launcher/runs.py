@@ -18,6 +18,7 @@ from rich.text import Text
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import runs_parser
+from agentrl.databases.connection import RunDatabase
 from agentrl.databases.run_list import StoredRun, server, stored_runs
 from agentrl.databases.runs import FINISHED
 from agentrl.databases.success import evaluations
@@ -60,6 +61,16 @@ async def list_runs(root: Path, url: str | None) -> list[RunRow]:
     if url is not None:
         rows = merge_rows(rows, await _rows_of(url))
     return sorted(rows, key=lambda row: -(row.changed or 0.0))
+
+
+async def read_row(folder: Path, database: RunDatabase, url: str) -> RunRow | None:
+    """The row that the list has of one run: its folder, which may be elsewhere, and database."""
+    found = await asyncio.to_thread(read_run, folder)
+    on_disk = [] if found is None else [replace(found, name=database.name)]
+    own = (folder / "mongo").is_dir()  # then the folder tells all
+    stored = [] if own else await stored_runs(database.client, only=database.name)
+    rows = merge_rows(on_disk, [await _row_of(each, url) for each in stored])
+    return rows[0] if rows else None
 
 
 async def _rows_of(url: str) -> list[RunRow]:

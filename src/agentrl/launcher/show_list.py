@@ -1,9 +1,11 @@
 """`agentrl show --list`, `--worst`, `--best`: many Records, one line each."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from typing import Any
 
+from pymongo.asynchronous.cursor import AsyncCursor
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -30,13 +32,24 @@ async def list_records(
     `split` is ignored if a condition is on the split. An order by score has only Records with a
     score. Raises `ConfigError` for a filter that MongoDB refuses.
     """
+    cursor = (await in_order(database, order, conditions, split)).limit(count)
+    with refused_by_mongod():
+        return [Record.from_mongo(document) async for document in cursor]
+
+
+async def in_order(
+    database: RunDatabase,
+    order: str,
+    conditions: Filter,
+    split: Split,
+    fields: Mapping[str, int] | None = None,
+) -> AsyncCursor[dict[str, Any]]:
+    """All of them, as stored, or these `fields` of them. Nothing is read yet."""
     filters = await selected(database, conditions, split)
     if order != "newest":
         # A scored Record has a `finished_at`, the condition of the index that has the order.
         filters.append({"score": {"$gte": -math.inf}, "finished_at": {"$gt": BEFORE_ALL}})
-    cursor = database.records.find({"$and": filters}).sort(ORDERS[order]).limit(count)
-    with refused_by_mongod():
-        return [Record.from_mongo(document) async for document in cursor]
+    return database.records.find({"$and": filters}, fields).sort(ORDERS[order])
 
 
 def print_list(console: Console, records: Sequence[Record], run: str) -> None:

@@ -57,12 +57,12 @@ def main(argv: Sequence[str]) -> int:
             if arguments.run is not None:
                 async with places.run(arguments.run):
                     pass  # said now, if it is not there
-            viewer = Viewer(places, secret)
+            viewer = Viewer(places, secret, "token" if password is None else "password")
             try:
                 async with viewer.running(arguments.host, arguments.port) as port:
                     page = f"/run/{arguments.run}" if arguments.run is not None else "/"
                     shown = "" if password is not None else f"?token={secret}"
-                    address = f"http://{_in_url(arguments.host)}:{port}{page}{shown}"
+                    address = f"http://{_in_url(_reached_at(arguments.host))}:{port}{page}{shown}"
                     print_lines(Console(), [f"open {address}", "until Ctrl-C"])
                     await _until_signal()
             except OSError as error:
@@ -86,6 +86,14 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _reached_at(host: str) -> str:
+    """What visitors call it: the name of this machine, if the host stands for all interfaces."""
+    try:
+        return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
+    except ValueError:
+        return host
 
 
 def _in_url(host: str) -> str:

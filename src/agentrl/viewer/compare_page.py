@@ -11,6 +11,7 @@ from agentrl.launcher.statistics import Estimate, mean_over_tasks
 from agentrl.viewer.places import Place
 
 _SHOWN = 500
+Choice = tuple[str, int, str]  # split, epoch and name
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Outcome:
     changes: list[Change]
 
 
-async def sides(place: Place) -> list[tuple[str, int, str]]:
+async def sides(place: Place) -> list[Choice]:
     """What can be compared of a run: split, epoch and name.
 
     Held-out results of training come first, the newest before the others, then evaluations, which
@@ -64,10 +65,23 @@ async def sides(place: Place) -> list[tuple[str, int, str]]:
     return found
 
 
-def oldest(choices: Sequence[tuple[str, int, str]]) -> int:
+def oldest(choices: Sequence[Choice]) -> int:
     """The place of the oldest result of the kind that comes first."""
     alike = [(split, epoch < 0) for split, epoch, _ in choices]
     return alike.count(alike[0]) - 1 if alike else 0
+
+
+def chosen(choices: Sequence[Choice], asked: str, run: str) -> tuple[Choice | None, str]:
+    """What a form asked for (`SPLIT:EPOCH`), or one sentence on why it is not there."""
+    for choice in choices:
+        if f"{choice[0]}:{choice[1]}" == asked:
+            return choice, ""
+    split, _, epoch = asked.partition(":")
+    if split == Split.TRAIN:
+        return None, f"{run} has no epoch {epoch}"
+    if epoch.isdecimal():
+        return None, f"{run} has no evaluation at step {epoch}"
+    return None, f"{run} does not have the evaluation that was chosen"
 
 
 async def read_side(place: Place, split: str, epoch: int, name: str) -> Side:

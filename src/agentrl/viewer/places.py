@@ -1,7 +1,7 @@
 """Where runs are: their folders and databases. A database is opened when somebody looks at it.
 
-A finished run with a MongoDB of its own has its mongod started for that, and stopped when nobody
-has looked for a while, so that the run can be resumed meanwhile.
+A finished run with a MongoDB of its own has its mongod started for that. It is stopped when nobody
+has looked for a while, and at once when a launch takes the run, which waits for that.
 """
 
 import asyncio
@@ -16,24 +16,27 @@ from typing import Any, Self
 from pymongo import AsyncMongoClient
 
 from agentrl.configs import ConfigError
-from agentrl.databases.connection import RunDatabase
+from agentrl.databases.connection import DatabaseUnreachable, RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.databases.mongod_lock import mongod_holds
 from agentrl.databases.run_list import server
 from agentrl.launcher.database import (
     embedded_port,
     ended,
-    mongod_holds,
     mongod_of,
     run_place,
     running_mongod,
 )
 from agentrl.launcher.progress import MetricsTail, ProgressReader
+from agentrl.launcher.run_folder import lock_holder
 from agentrl.launcher.run_state import RunRow
-from agentrl.launcher.runs import list_runs
+from agentrl.launcher.runs import list_runs, read_row
 from agentrl.viewer.kept import Kept
 
 _IDLE_S = 60.0  # after which a mongod that was started for a look is stopped
-_LOOK_S = 5.0
+_LOOK_S = 0.5
+_NAMES_S = 10.0
+_ANSWER_S, _OWN_ANSWER_S = 10.0, 3.0
 
 
 @dataclass
@@ -47,6 +50,10 @@ class Place:
     progress: ProgressReader
     metrics: MetricsTail  # all lines of the folder's file
     kept: Kept = field(default_factory=Kept)
+
+    async def row(self) -> RunRow | None:
+        """Its row in the list of runs, with its state; None if it was imported only."""
+        return await read_row(self.folder, self.database, self.url)
 
 
 @dataclass
@@ -70,6 +77,7 @@ class Places:
         self._url = url
         self._open: dict[str, _Open] = {}
         self._lock = asyncio.Lock()
+        self._kept = Kept()
         self._closing: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -92,12 +100,26 @@ class Places:
         """All runs, newest first. Raises `DatabaseUnreachable`."""
         return await list_runs(self._root, self._url)
 
+    async def names(self) -> list[str]:
+        """Names of these runs, as they were some seconds ago; none if they cannot be listed."""
+
+        async def read() -> list[str]:
+            try:
+                return [row.name for row in await self.runs()]
+            except DatabaseUnreachable:  # the list says so; other runs have a database of their own
+                return []
+
+        return await self._kept.get("names", read, _NAMES_S)
+
     @asynccontextmanager
     async def run(self, name: str) -> AsyncIterator[Place]:
         """The run of this name. Raises `ConfigError` if there is none, `DatabaseUnreachable`."""
         async with self._lock:
             opened = self._open.get(name)
             if opened is not None and not self._stands(opened):
+                if opened.users and opened.started is not None:
+                    # It is closed when they have their pages.
+                    raise DatabaseUnreachable(_taken(name))
                 await self._open.pop(name).stack.aclose()
                 opened = None
             if opened is None:
@@ -110,12 +132,12 @@ class Places:
             opened.used = time.monotonic()
 
     def _stands(self, opened: _Open) -> bool:
-        """Whether the run's own mongod is still the one that was opened."""
+        """Whether the run's own mongod is still the one that was opened, and may stay open."""
         if opened.mongod_port is None:
             return True
         data = opened.place.folder / "mongo"
         if opened.started is not None:
-            return not ended(opened.started)
+            return not ended(opened.started) and lock_holder(opened.place.folder) is None
         return mongod_holds(data) and embedded_port(data) == opened.mongod_port
 
     async def _enter(self, name: str) -> _Open:
@@ -129,18 +151,22 @@ class Places:
         data = folder / "mongo"
         if url is None:
             if not data.is_dir():
-                raise ConfigError(f"there is no run {name!r} in {given.parent}")
+                raise _missing(name, str(given.parent), folder)
             url = await asyncio.to_thread(running_mongod, data)
             if url is None:
+                if lock_holder(folder) is not None:  # whose mongod starts, or is started again
+                    raise DatabaseUnreachable(_taken(name))
                 started = mongod_of(config)
                 url = await asyncio.to_thread(started.start)
                 stack.push_async_callback(asyncio.to_thread, started.stop)
             port = embedded_port(data)
         try:
             # Indexes are made by those who write.
-            client: AsyncMongoClient[Any] = await stack.enter_async_context(server(url))
+            # One on loopback answers, or is gone, which its client's end waits for too.
+            patience = _ANSWER_S if port is None else _OWN_ANSWER_S
+            client: AsyncMongoClient[Any] = await stack.enter_async_context(server(url, patience))
             if name not in await client.list_database_names():
-                raise ConfigError(f"there is no run {name!r} in its database")
+                raise _missing(name, "its database", folder)
         except BaseException:
             await stack.aclose()
             raise
@@ -155,6 +181,19 @@ class Places:
             await asyncio.sleep(_LOOK_S)
             async with self._lock:
                 for name, opened in list(self._open.items()):
-                    idle = not opened.users and time.monotonic() - opened.used > _IDLE_S
-                    if idle and opened.started is not None:
+                    if opened.started is None or opened.users:
+                        continue
+                    idle = time.monotonic() - opened.used > _IDLE_S
+                    if idle or not self._stands(opened):
                         await self._open.pop(name).stack.aclose()
+
+
+def _missing(name: str, place: str, folder: Path) -> ConfigError | DatabaseUnreachable:
+    """What is not there, or not yet."""
+    if lock_holder(folder) is not None:
+        return DatabaseUnreachable(_taken(name))
+    return ConfigError(f"there is no run {name!r} in {place}")
+
+
+def _taken(name: str) -> str:
+    return f"run {name} was taken by a launch, whose database is not open yet"

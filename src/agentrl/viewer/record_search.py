@@ -1,9 +1,9 @@
-"""Records by conditions and by a text of their turns, newest first, in bounded time.
+"""Records by conditions and by a text of their turns, in bounded time.
 
 No index serves every condition, and one over texts would cost samplers more than it is worth to
 people who look for one now and then. So the Records are read in stretches of their time, until
 enough are found or the time is up. The result says how far back that was; the next search goes on
-from there.
+from there. In the order of scores a text is searched for from the first of the order on.
 """
 
 import re
@@ -15,6 +15,7 @@ from datetime import datetime
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, Split
 from agentrl.launcher.record_filter import Filter, names_field, refused_by_mongod, selected
+from agentrl.launcher.show_list import in_order
 
 _SECONDS = 0.2  # after which no further stretch is begun
 _SECONDS_OF_TEXT = 0.7
@@ -27,14 +28,16 @@ _SAID = ("output_text", "messages.content", "tool_calls.result")  # by model, us
 
 @dataclass(frozen=True)
 class Found:
-    """Records, newest first. `looked_at`: Records of the split that were read.
+    """Records in their order. `looked_at`: Records of the split that were read.
 
-    `until`: none before this time was read; None: all were.
+    `until`: none before this time was read; None: all were. `more`: whether an order by score was
+    left before its end, for want of time.
     """
 
     records: list[Record]
     looked_at: int
     until: datetime | None
+    more: bool = False
 
 
 async def search(
@@ -84,12 +87,48 @@ async def search(
         # With all that began in the moment of the last one, because `until` names times only.
         since = found[enough - 1]["started_at"]
         found = [each for each in found if each["started_at"] >= since] if since else found
+    return Found(await _whole(database, found), looked_at, since)
+
+
+async def search_in_order(
+    database: RunDatabase,
+    order: str,
+    conditions: Filter,
+    split: Split,
+    text: str,
+    enough: int = 100,
+) -> Found:
+    """The first `enough` of an order by score (a key of `ORDERS`) of which a turn has the text.
+
+    Raises `ConfigError` for a filter that MongoDB refuses.
+    """
+    deadline = time.monotonic() + _SECONDS_OF_TEXT
+    cursor = await in_order(database, order, conditions, split, {"_id": 1})
+    found: list[Filter] = []
+    looked_at = 0
+    while len(found) < enough:
+        began = time.monotonic()
+        with refused_by_mongod():
+            stretch = await cursor.to_list(_FIRST_OF_TEXT)
+        if not stretch:
+            break
+        looked_at += len(stretch)
+        found += await _with_text(database, stretch, text)
+        now = time.monotonic()
+        if 2 * now - began > deadline:  # the next stretch takes as long as this one
+            break
+    more = len(found) < enough and cursor.alive
+    await cursor.close()
+    return Found(await _whole(database, found[:enough]), looked_at, None, more)
+
+
+async def _whole(database: RunDatabase, found: Sequence[Filter]) -> list[Record]:
     ids = [each["_id"] for each in found]
     records = {
         document["_id"]: Record.from_mongo(document)
         async for document in database.records.find({"_id": {"$in": ids}})
     }
-    return Found([records[each] for each in ids if each in records], looked_at, since)
+    return [records[each] for each in ids if each in records]
 
 
 async def _stretch(

@@ -7,14 +7,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.databases.documents import Record, Split
-from agentrl.databases.runs import load_run
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import ORDERS, list_records
 from agentrl.viewer.group_page import split_of
 from agentrl.viewer.notes import labelled, labels_in_use
 from agentrl.viewer.places import Place
-from agentrl.viewer.record_search import search
-from agentrl.viewer.shown import WORKING
+from agentrl.viewer.record_search import search, search_in_order
 
 SHOWN = 100
 
@@ -24,7 +22,8 @@ class RecordsPage:
     """What the page shows. `asked`: the fields of its form. `error`: why they are refused.
 
     `looked_at`: Records that were read, None where an order of all is shown. `until`: none that
-    began before this time was read.
+    began before this time was read. `first`: how many of an order by score were searched, if there
+    was no time for more.
     """
 
     asked: Mapping[str, str]
@@ -33,7 +32,8 @@ class RecordsPage:
     error: str | None = None
     looked_at: int | None = None
     until: datetime | None = None
-    live: bool = False  # whether the newest Records of a run at work are shown
+    first: int | None = None
+    newest: bool = False  # whether these are the newest of all
     enough: int = SHOWN
     orders: tuple[str, ...] = tuple(ORDERS)
     splits: tuple[str, ...] = tuple(Split)
@@ -43,7 +43,7 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
     """Read it. `asked`: `where` (conditions, one a line), `order`, `split`, `text`, `label`, and
     `before`, a time.
 
-    Raises `ConfigError` for a filter and `ValueError` for a time that cannot be read.
+    Raises `ConfigError` for a filter and `ValueError` for a time or an order that cannot be read.
     """
     database = place.database
     given = [line.strip() for line in re.split(r"[\n;]", asked.get("where", "")) if line.strip()]
@@ -52,27 +52,23 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
         chosen = {"_id": {"$in": await labelled(database, label)}}
         conditions = {"$and": [*conditions.get("$and", []), chosen]}
     order, text = asked.get("order", "newest"), asked.get("text", "").strip()
+    if order not in ORDERS:
+        raise ValueError(f"order {order!r}: choose from {', '.join(ORDERS)}")
     split = await split_of(place, asked)
     labels = await labels_in_use(database)
     shown = {**asked, "split": split}
     if order != "newest" and not text:
         records = await list_records(database, order, conditions, split, SHOWN)
         return RecordsPage(shown, records, labels)
-    found = await search(database, conditions, split, text, _time(asked.get("before", "")), SHOWN)
-    records = found.records
     if order != "newest":
-        records = [record for record in records if record.score is not None]
-        best = order == "best"
-        records.sort(key=lambda r: (r.score or 0.0, -r.tokens.generated), reverse=best)
-    live = order == "newest" and not text and "before" not in asked and await _works(place)
+        found = await search_in_order(database, order, conditions, split, text, SHOWN)
+        first = found.looked_at if found.more else None
+        return RecordsPage(shown, found.records, labels, first=first)
+    found = await search(database, conditions, split, text, _time(asked.get("before", "")), SHOWN)
+    newest = not text and "before" not in asked
     return RecordsPage(
-        shown, records, labels, looked_at=found.looked_at, until=found.until, live=live
+        shown, found.records, labels, looked_at=found.looked_at, until=found.until, newest=newest
     )
-
-
-async def _works(place: Place) -> bool:
-    run = await load_run(place.database)
-    return run is not None and run.status in WORKING
 
 
 def _time(text: str) -> datetime | None:

@@ -9,7 +9,8 @@ from typing import Any
 from agentrl.databases.documents import InferenceService, Run, Split
 from agentrl.databases.failed_tasks import count_failed_tasks
 from agentrl.databases.quarantine import count_quarantined
-from agentrl.databases.runs import load_run
+from agentrl.databases.runs import SAMPLING, load_run
+from agentrl.databases.server_time import server_time
 from agentrl.databases.success import success_curve
 from agentrl.launcher.progress import Metrics, Snapshot
 from agentrl.launcher.run_folder import read_launch
@@ -17,7 +18,6 @@ from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
 from agentrl.viewer.samplers import SamplerLine, read_samplers
-from agentrl.viewer.shown import WORKING
 from agentrl.viewer.steps import read_steps, thinned
 from agentrl.viewer.timeline import PHASES
 
@@ -45,7 +45,7 @@ class SlowPart:
     """What a page that keeps itself fresh reads less often, because it changes slowly."""
 
     services: list[InferenceService]
-    samplers: list[SamplerLine]  # of a run at work
+    samplers: list[SamplerLine]
     n_failed: int
     n_quarantined: int
     evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
@@ -54,9 +54,13 @@ class SlowPart:
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the page shows. `seconds`: of all launches so far; `trained`: tokens so far."""
+    """What the page shows. `seconds`: of all launches so far; `trained`: tokens so far.
+
+    `phase`: what the run does, if a trainer or a run without one is at work.
+    """
 
     run: Run | None
+    phase: str | None
     snapshot: Snapshot
     charts: list[Chart]
     slow: SlowPart
@@ -71,10 +75,11 @@ async def read_run_page(place: Place) -> RunPage:
     snapshot = await place.progress.read()
     run = await load_run(database)
     launch = read_launch(place.folder)
-    works = snapshot.status in WORKING
-    slow = await place.kept.get("slow", lambda: _slow(place, works), _SLOW_S if works else 0.0)
+    phase = snapshot.status if run is not None and await _at_work(place, run) else None
+    slow = await place.kept.get("slow", lambda: _slow(place), _SLOW_S if phase else 0.0)
     return RunPage(
         run=run,
+        phase=phase,
         snapshot=snapshot,
         charts=await read_charts(place, snapshot),
         slow=slow,
@@ -84,11 +89,17 @@ async def read_run_page(place: Place) -> RunPage:
     )
 
 
-async def _slow(place: Place, works: bool) -> SlowPart:
+async def _at_work(place: Place, run: Run) -> bool:
+    ends = run.lease_expires
+    leased = ends is not None and ends > await server_time(place.database)
+    return leased or run.status == SAMPLING
+
+
+async def _slow(place: Place) -> SlowPart:
     database = place.database
     return SlowPart(
         services=[InferenceService.from_mongo(found) async for found in database.services.find()],
-        samplers=await read_samplers(place, datetime.now(UTC)) if works else [],
+        samplers=await read_samplers(place, datetime.now(UTC)),
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
         evaluations=await _evaluations(place),

@@ -7,11 +7,12 @@ cookie. Requests that write have to carry that cookie, which browsers send from 
 import hashlib
 import hmac
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import orjson
@@ -23,16 +24,17 @@ from agentrl import __version__
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import DatabaseUnreachable
 from agentrl.databases.documents import Record
+from agentrl.launcher.run_state import State
 from agentrl.launcher.trajectory import trajectory_json
 from agentrl.launcher.trajectory_tokens import read_tokens
-from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
+from agentrl.viewer.compare_page import Choice, Side, chosen, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
 from agentrl.viewer.notes import write_note
 from agentrl.viewer.places import Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
-from agentrl.viewer.shown import FILTERS, WORKING
+from agentrl.viewer.shown import FILTERS
 from agentrl.viewer.step_page import read_step_page
 from agentrl.viewer.trajectory_page import read_trajectory_page, read_turns_of
 from agentrl.viewer.turn_request import curl_command
@@ -47,16 +49,21 @@ _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_OWN_PAGE = re.compile(r"/(?![/\\])[!-~]*")  # an address that leads to no other server
 _LARGEST_BODY = 256 * 1024
 _Page = Callable[[web.Request, Place], Awaitable[web.Response]]
 
 
 class Viewer:
-    """The pages about the runs of `places`. `secret`: what a visitor must show."""
+    """The pages about the runs of `places`. `secret`: what a visitor must show, a token of the
+    printed address or a password."""
 
-    def __init__(self, places: Places, secret: str) -> None:
+    def __init__(
+        self, places: Places, secret: str, kind: Literal["token", "password"] = "token"
+    ) -> None:
         self._places = places
         self._secret = secret
+        self._kind = kind
         self._cookie = hmac.new(secret.encode(), b"agentrl view", hashlib.sha256).hexdigest()
         self._pages = Environment(
             loader=PackageLoader("agentrl.viewer"),
@@ -66,7 +73,7 @@ class Viewer:
             lstrip_blocks=True,
         )
         self._pages.filters.update(FILTERS)
-        self._pages.globals.update(version=__version__, href=_href, working=WORKING)
+        self._pages.globals.update(version=__version__, href=_href)
 
     @asynccontextmanager
     async def running(self, host: str, port: int) -> AsyncIterator[int]:
@@ -130,18 +137,26 @@ class Viewer:
         known = hmac.compare_digest(kept.encode(), self._cookie.encode())
         open_to_all = request.path == "/login" or request.path.startswith("/static/")
         if not known and not open_to_all:
-            return self._html("login.html", 401, wrong=bool(shown))
+            asked = str(request.rel_url.without_query_params("token"))
+            return self._ask_who(asked if request.method == "GET" else "/", wrong=bool(shown))
         response = await handler(request)
         response.headers.update(_SAFE)
         return response
 
     async def _login(self, request: web.Request) -> web.Response:
-        given = str((await request.post()).get("secret", ""))
+        form = await request.post()
+        given, there = str(form.get("secret", "")), str(form.get("there", ""))
+        if not _OWN_PAGE.fullmatch(there):
+            there = "/"
         if not hmac.compare_digest(given.encode(), self._secret.encode()):
-            return self._html("login.html", 401, wrong=True)
-        response = web.Response(status=303, headers={"Location": "/"})
+            return self._ask_who(there, wrong=True)
+        response = web.Response(status=303, headers={"Location": there})
         self._remember(response)
         return response
+
+    def _ask_who(self, there: str, *, wrong: bool) -> web.Response:
+        """Instead of a page: the form for the secret, which leads to that page."""
+        return self._html("login.html", 401, kind=self._kind, there=there, wrong=wrong)
 
     def _remember(self, response: web.StreamResponse) -> None:
         response.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="Strict")
@@ -154,10 +169,10 @@ class Viewer:
                 async with self._places.run(request.match_info["run"]) as place:
                     return await page(request, place)
             except ConfigError as error:
-                return self._html("missing.html", 404, reason=str(error))
+                return self._html("missing.html", 404, reason=str(error), again=False)
             except (DatabaseUnreachable, PyMongoError) as error:
                 log.warning("%s: %s", request.path, error)
-                return self._html("missing.html", 503, reason=str(error))
+                return self._html("missing.html", 503, reason=str(error), again=True)
 
         return answer
 
@@ -167,33 +182,45 @@ class Viewer:
         try:
             runs = await self._places.runs()
         except DatabaseUnreachable as error:
-            return self._html("missing.html", 503, reason=str(error))
+            return self._html("missing.html", 503, reason=str(error), again=True)
         return self._html("runs.html", runs=runs)
 
     async def _run(self, request: web.Request, place: Place) -> web.Response:
         page = await read_run_page(place)
-        others = request.query.getall("with", [])
-        return self._html("run.html", place=place, page=page, others=others)
+        others, missing = await self._opened(" ".join(request.query.getall("with", [])).split())
+        return await self._shown(
+            "run.html", place, page=page, others=others, missing=missing,
+            names=await self._places.names(),
+        )  # fmt: skip
+
+    async def _opened(self, names: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Those of the runs that can be looked at, and a sentence for each other one."""
+        there, missing = [], []
+        for name in names:
+            try:
+                async with self._places.run(name):
+                    there.append(name)
+            except (ConfigError, DatabaseUnreachable) as error:
+                missing.append(str(error))
+        return there, missing
 
     async def _charts(self, request: web.Request, place: Place) -> web.Response:
         """The curves of a run, which the page of another lays over its own."""
-        page = await read_run_page(place)
-        charts = await read_charts(place, page.snapshot)
-        return _json(charts)
+        return _json(await read_charts(place, await place.progress.read()))
 
     async def _step(self, request: web.Request, place: Place) -> web.Response:
         page = await read_step_page(place, int(request.match_info["step"]))
-        return self._html("step.html", place=place, page=page)
+        return await self._shown("step.html", place, page=page)
 
     async def _tasks(self, request: web.Request, place: Place) -> web.Response:
         lines = await read_tasks(place, request.query)
-        return self._html("tasks.html", place=place, lines=lines, asked=request.query)
+        return await self._shown("tasks.html", place, lines=lines, asked=request.query)
 
     async def _group(self, request: web.Request, place: Place) -> web.Response:
         page = await read_group_page(place, request.match_info["group"])
         if page is None:
             return self._none(place, "group", request.match_info["group"])
-        return self._html("group.html", place=place, page=page)
+        return await self._shown("group.html", place, page=page)
 
     async def _records(self, request: web.Request, place: Place) -> web.Response:
         try:
@@ -202,13 +229,13 @@ class Viewer:
             refused = str(error).removeprefix("--where ")
             page = RecordsPage(request.query, [], [], error=refused)
         status = 200 if page.error is None else 400
-        return self._html("records.html", status, place=place, page=page)
+        return await self._shown("records.html", place, status, page=page)
 
     async def _record(self, request: web.Request, place: Place) -> web.Response:
         page = await read_trajectory_page(place, request.match_info["record"])
         if page is None:
             return self._none(place, "record", request.match_info["record"])
-        return self._html("trajectory.html", place=place, page=page)
+        return await self._shown("trajectory.html", place, page=page)
 
     async def _tokens(self, request: web.Request, place: Place) -> web.Response:
         found = await place.database.records.find_one({"_id": request.match_info["record"]})
@@ -235,19 +262,22 @@ class Viewer:
 
     async def _failures(self, request: web.Request, place: Place) -> web.Response:
         page = await read_failures_page(place)
-        return self._html("failures.html", place=place, page=page)
+        return await self._shown("failures.html", place, page=page)
 
     async def _compare(self, request: web.Request, place: Place) -> web.Response:
         other = request.query.get("run", "").strip() or place.name
         choices = await sides(place)
         async with self._places.run(other) as second_place:
             others = await sides(second_place)
-            first = await _side(place, choices, request.query.get("first"), oldest(choices))
-            second = await _side(second_place, others, request.query.get("second"), 0)
+            first, missing = await _side(
+                place, choices, request.query.get("first"), oldest(choices)
+            )
+            second, also = await _side(second_place, others, request.query.get("second"), 0)
         outcome = compare(first, second) if first and second else None
-        return self._html(
-            "compare.html", place=place, choices=choices, others=others, other=other,
-            first=first, second=second, outcome=outcome,
+        return await self._shown(
+            "compare.html", place, choices=choices, others=others, other=other,
+            first=first, second=second, outcome=outcome, names=await self._places.names(),
+            missing=[each for each in dict.fromkeys((missing, also)) if each],
         )  # fmt: skip
 
     async def _note(self, request: web.Request, place: Place) -> web.Response:
@@ -258,13 +288,21 @@ class Viewer:
         try:
             await write_note(place.database, record, text, [each for each in labels if each])
         except ValueError as error:
-            return self._html("missing.html", 400, reason=str(error))
+            return self._html("missing.html", 400, reason=str(error), again=False)
         there = _href("run", place.name, "records", record)
         return web.Response(status=303, headers={"Location": there})
 
     def _none(self, place: Place, kind: str, name: str) -> web.Response:
         reason = f"run {place.name} has no {kind} {name!r}"
-        return self._html("missing.html", 404, reason=reason)
+        return self._html("missing.html", 404, reason=reason, again=False)
+
+    async def _shown(
+        self, template: str, place: Place, status: int = 200, **shown: Any
+    ) -> web.Response:
+        """A page about a run. That of a live one keeps itself fresh."""
+        row = await place.row()
+        live = row is not None and row.state is State.LIVE
+        return self._html(template, status, place=place, row=row, live=live, **shown)
 
     def _html(self, template: str, status: int = 200, **shown: Any) -> web.Response:
         text = self._pages.get_template(template).render(**shown)
@@ -272,13 +310,13 @@ class Viewer:
 
 
 async def _side(
-    place: Place, choices: Sequence[tuple[str, int, str]], asked: str | None, default: int
-) -> Side | None:
-    """What a form chose to compare; else the choice of this number."""
-    for at, (split, epoch, name) in enumerate(choices):
-        if asked == f"{split}:{epoch}" or (asked is None and at == default):
-            return await read_side(place, split, epoch, name)
-    return None
+    place: Place, choices: Sequence[Choice], asked: str | None, default: int
+) -> tuple[Side | None, str]:
+    """What a form chose to compare, else the choice of this number, and what is not there."""
+    if not choices:
+        return None, f"{place.name} has no tasks that could be compared"
+    choice, missing = chosen(choices, asked, place.name) if asked else (None, "")
+    return await read_side(place, *(choice or choices[default])), missing
 
 
 def _href(*parts: str) -> str:

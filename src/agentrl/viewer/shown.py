@@ -9,7 +9,6 @@ from agentrl.launcher.runs import age
 from agentrl.launcher.view import duration
 
 _NONE = "–"
-WORKING = ("training", "evaluating", "sampling", "starting", "created")  # of a run: its pages move
 
 
 def number(value: float | None, form: str = ".3g") -> str:

@@ -9,7 +9,12 @@ const css = (name) => { // a colour as a canvas takes it: resolved for light or 
   probe.style.color = `var(${name})`;
   return getComputedStyle(probe).color;
 };
-const faint = (colour) => colour.replace(/^rgb\(/, "rgba(").replace(/\)$/, ", 0.25)");
+const phase = (label) => { // the colour that a phase of a step has on the step's page
+  probe.className = `phase-${label.split(" ")[0]}`;
+  const colour = getComputedStyle(probe).backgroundColor;
+  probe.className = "";
+  return colour;
+};
 const shown = (value, digits = 4) =>
   value == null ? "–" : Number.isInteger(value) ? String(value) : Number(value.toPrecision(digits)).toString();
 
@@ -42,7 +47,7 @@ function drop(figure) {
 
 function columns(chart) {
   const lines = chart.lines.map(([label, values]) => ({ label, steps: chart.steps, values }));
-  for (const [run, charts] of overlays) {
+  for (const [run, charts] of chart.stacked ? [] : overlays) { // areas of two runs would hide each other
     const same = charts.find((each) => each.title === chart.title);
     for (const [label, values] of same?.lines ?? []) lines.push({ label: `${label} · ${run}`, steps: same.steps, values, other: true });
   }
@@ -55,6 +60,8 @@ function columns(chart) {
   });
   if (chart.stacked) {
     for (let i = 1; i < chart.lines.length; i++) data[i] = data[i].map((v, p) => (v ?? 0) + (data[i - 1][p] ?? 0));
+    lines.reverse(); // the highest sum first: those below are drawn over it
+    data.reverse();
   }
   return { lines, data: [steps, ...data] };
 }
@@ -76,22 +83,22 @@ function draw(figure) {
   const axis = { stroke: css("--dim"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   const series = lines.map((line, index) => ({
     label: line.label,
-    stroke: css(colours[(line.other ? index + 2 : index) % colours.length]),
+    stroke: chart.stacked ? phase(line.label) : css(colours[(line.other ? index + 2 : index) % colours.length]),
     width: 1.6,
     dash: line.other ? [5, 4] : undefined,
     spanGaps: true,
-    points: { show: data[0].length < 30, size: 4 },
-    fill: chart.stacked ? faint(css(colours[index % colours.length])) : undefined,
+    points: { show: !chart.stacked && data[0].length < 30, size: 4 },
+    fill: chart.stacked ? phase(line.label) : undefined,
     value: (plot, value, of, at) => {
       if (at == null) return "–";
-      const below = chart.stacked && of > 1 ? plot.data[of - 1][at] ?? 0 : 0;
+      const below = chart.stacked ? plot.data[of + 1]?.[at] ?? 0 : 0;
       return value == null ? "–" : shown(value - below) + chart.unit;
     },
   }));
   const plot = new uPlot({
     width: place.clientWidth || 320,
     height: 190,
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, ...(chart.stacked && { y: { range: (plot, low, high) => [0, high * 1.05 || 1] } }) },
     axes: [axis, { ...axis, size: 58, values: (plot, at) => at.map((value) => shown(value, 3)) }],
     series: [{ label: "step" }, ...series],
     cursor: { drag: { x: true, y: false } },
