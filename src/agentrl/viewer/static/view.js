@@ -123,14 +123,25 @@ async function layOver() {
 // -- a live page reads itself again, and changes in place
 
 const kept = new Set(["open", "aria-selected", "hidden"]); // what the visitor chose
+const typedInto = (form) => [...form.elements].some((field) =>
+  field.matches("input, textarea") && field.value !== field.defaultValue
+  || field.matches("select") && field.selectedIndex !== Math.max(0, [...field.options].findIndex((option) => option.defaultSelected)));
+function say(sentence) { // above the page, which is as it was read last
+  const told = document.createElement("p");
+  told.className = "bad";
+  told.setAttribute("role", "alert");
+  told.textContent = sentence;
+  document.querySelector("main").prepend(told);
+}
 async function refresh() {
   const main = document.querySelector("main");
   const every = Number(main.dataset.live || 0);
   if (!every) return;
-  const busy = document.hidden || main.contains(document.activeElement) && document.activeElement.matches("input, select");
+  const busy = document.hidden || main.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
   if (!busy) {
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (answer.status === 401) return say("This page is not kept fresh any more: the server does not know this browser. Open the address that agentrl view printed, or log in.");
       if (answer.ok && "reload" in main.dataset) return location.reload(); // it is there now
       if (answer.ok) {
         const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
@@ -138,6 +149,7 @@ async function refresh() {
           callbacks: {
             beforeNodeMorphed: (old, now) => {
               if (old.id === "tokens") return false;
+              if (old.matches?.("form") && typedInto(old)) return false; // also its hidden fields
               if (old.classList?.contains("chart") && now.dataset?.chart) {
                 old.dataset.chart = now.dataset.chart;
                 return false;
