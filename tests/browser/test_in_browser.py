@@ -91,6 +91,8 @@ def test_what_is_typed_stays_while_a_page_keeps_itself_fresh_and_a_lost_login_is
              "do": [["fill", note, "half a thought"], ["leave", note],
                     ["wait_for", "text=0.125", 30000], ["wait", 3000], ["value", note],
                     ["forget"], ["wait_for", "text=not kept fresh", 10000], ["value", note]]},
+            {"path": f"/run/typed/records/{OF_RECORD['record']}", "name": "kept",
+             "do": [["fill", note, "a thought"], ["click", "#note button"], ["wait", 500]]},
         ]  # fmt: skip
 
         def score() -> None:
@@ -101,6 +103,7 @@ def test_what_is_typed_stays_while_a_page_keeps_itself_fresh_and_a_lost_login_is
             scored = beside.submit(score)
             found = visited(address, visits, tmp_path, refused=True)
             scored.result()
+        assert client["typed"]["notes"].find_one()["text"] == "a thought"
         client.drop_database("typed")
     assert found["typed"]["kept"] == ["half a thought", "half a thought"]
 

@@ -1,17 +1,20 @@
 """The HTTP server of the pages: routes, who may look, and what is said when something is missing.
 
 Who has the secret may look: it is in the address that is printed, and a browser then keeps it in a
-cookie. Requests that write have to carry that cookie, which browsers send from these pages only.
+cookie. Browsers share the cookies of a host among its ports, so the cookie's name is the secret's,
+and requests that write have to come from these pages.
 """
 
 import hashlib
 import hmac
 import logging
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime
 from importlib.resources import files
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import orjson
@@ -22,30 +25,29 @@ from pymongo.errors import PyMongoError
 from agentrl import __version__
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import DatabaseUnreachable
-from agentrl.databases.documents import Record
+from agentrl.databases.documents import Note, Record
 from agentrl.launcher.trajectory import trajectory_json
 from agentrl.launcher.trajectory_tokens import read_tokens
 from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
-from agentrl.viewer.notes import write_note
+from agentrl.viewer.notes import NoteMoved, write_note
 from agentrl.viewer.places import Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
-from agentrl.viewer.shown import FILTERS, WORKING
+from agentrl.viewer.shown import FILTERS, WORKING, clock
 from agentrl.viewer.step_page import read_step_page
 from agentrl.viewer.trajectory_page import read_trajectory_page, read_turns_of
 from agentrl.viewer.turn_request import curl_command
 
 log = logging.getLogger(__name__)
 
-_COOKIE = "agentrl-view"
 _SAFE = {
     # Pages load only what this server has, and no other site shows them in a frame.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
     "style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with none, forms would not say where they come from
 }
 _LARGEST_BODY = 256 * 1024
 _Page = Callable[[web.Request, Place], Awaitable[web.Response]]
@@ -58,6 +60,8 @@ class Viewer:
         self._places = places
         self._secret = secret
         self._cookie = hmac.new(secret.encode(), b"agentrl view", hashlib.sha256).hexdigest()
+        name = hmac.new(secret.encode(), b"name of the cookie", hashlib.sha256).hexdigest()
+        self._cookie_name = f"agentrl-view-{name[:12]}"
         self._pages = Environment(
             loader=PackageLoader("agentrl.viewer"),
             autoescape=True,
@@ -112,7 +116,7 @@ class Viewer:
             ("/failures", self._failures),
         ):
             app.router.add_get(run + path, self._of_run(page))
-        app.router.add_post(run + "/records/{record}/note", self._of_run(self._note))
+        app.router.add_post(run + "/records/{record}/note", self._note)
         return app
 
     @web.middleware
@@ -120,15 +124,20 @@ class Viewer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         response: web.StreamResponse
+        if request.method == "POST" and _foreign(request):
+            reason = "this was sent by a page of another address: send it from here"
+            return self._html("missing.html", 403, reason=reason)
         shown = request.query.get("token", "")
         if shown and hmac.compare_digest(shown.encode(), self._secret.encode()):
             clean = request.rel_url.without_query_params("token")
             response = web.HTTPSeeOther(clean)
             self._remember(response)
             raise response
-        kept = request.cookies.get(_COOKIE, "")
+        kept = request.cookies.get(self._cookie_name, "")
         known = hmac.compare_digest(kept.encode(), self._cookie.encode())
         open_to_all = request.path == "/login" or request.path.startswith("/static/")
+        if not known and request.method == "POST" and "record" in request.match_info:
+            return await self._note_refused(request, 401, "this browser is not logged in any more")
         if not known and not open_to_all:
             return self._html("login.html", 401, wrong=bool(shown))
         response = await handler(request)
@@ -144,7 +153,7 @@ class Viewer:
         return response
 
     def _remember(self, response: web.StreamResponse) -> None:
-        response.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="Strict")
+        response.set_cookie(self._cookie_name, self._cookie, httponly=True, samesite="Strict")
 
     def _of_run(self, page: _Page) -> Callable[[web.Request], Awaitable[web.Response]]:
         """The handler of a page about a run, which says in one sentence what it lacks."""
@@ -250,17 +259,35 @@ class Viewer:
             first=first, second=second, outcome=outcome,
         )  # fmt: skip
 
-    async def _note(self, request: web.Request, place: Place) -> web.Response:
-        form = await request.post()
-        record = request.match_info["record"]
-        labels = [label.strip() for label in str(form.get("labels", "")).split(",")]
-        text = str(form.get("text", "")).strip()
+    async def _note(self, request: web.Request) -> web.Response:
+        run, record = request.match_info["run"], request.match_info["record"]
+        form = _NoteForm.of(await request.post())
         try:
-            await write_note(place.database, record, text, [each for each in labels if each])
+            seen = datetime.fromisoformat(form.changed_at) if form.changed_at else None
+            async with self._places.run(run) as place:
+                await write_note(place.database, record, form.text.strip(), form.each_label(), seen)
+        except NoteMoved as error:
+            return await self._note_refused(request, 409, str(error), error.found)
+        except ConfigError as error:
+            return await self._note_refused(request, 404, str(error))
         except ValueError as error:
-            return self._html("missing.html", 400, reason=str(error))
-        there = _href("run", place.name, "records", record)
-        return web.Response(status=303, headers={"Location": there})
+            return await self._note_refused(request, 400, str(error))
+        except (DatabaseUnreachable, PyMongoError) as error:
+            log.warning("%s: %s", request.path, error)
+            return await self._note_refused(request, 503, str(error))
+        return web.Response(status=303, headers={"Location": _href("run", run, "records", record)})
+
+    async def _note_refused(
+        self, request: web.Request, status: int, reason: str, there: Note | None = None
+    ) -> web.Response:
+        """Why a note is not kept, with its text. `there`: what somebody else wrote meanwhile."""
+        form = _NoteForm.of(await request.post())
+        if status == 409:  # who sends it again has seen what is there
+            form = replace(form, changed_at=clock(there.changed_at if there else None))
+        return self._html(
+            "note.html", status, reason=reason, form=form, there=there,
+            run=request.match_info["run"], record=request.match_info["record"],
+        )  # fmt: skip
 
     def _none(self, place: Place, kind: str, name: str) -> web.Response:
         reason = f"run {place.name} has no {kind} {name!r}"
@@ -269,6 +296,34 @@ class Viewer:
     def _html(self, template: str, status: int = 200, **shown: Any) -> web.Response:
         text = self._pages.get_template(template).render(**shown)
         return web.Response(text=text, status=status, content_type="text/html", headers=_SAFE)
+
+
+@dataclass(frozen=True)
+class _NoteForm:
+    """What a visitor has typed. `changed_at`: of the note that was there then, else empty."""
+
+    text: str
+    labels: str
+    changed_at: str
+
+    @classmethod
+    def of(cls, form: Mapping[str, Any]) -> Self:
+        return cls(*(str(form.get(name, "")) for name in ("text", "labels", "changed_at")))
+
+    def each_label(self) -> list[str]:
+        return [label.strip() for label in self.labels.split(",") if label.strip()]
+
+
+def _foreign(request: web.Request) -> bool:
+    """Whether a browser sends it from a page of another origin.
+
+    `Sec-Fetch-Site` holds behind a proxy too, which may change `Host`; browsers send it over TLS
+    and to this machine. A program sends neither.
+    """
+    if (site := request.headers.get("Sec-Fetch-Site")) is not None:
+        return site not in ("same-origin", "none")
+    origin = request.headers.get("Origin")
+    return origin is not None and origin.partition("://")[2] != request.host
 
 
 async def _side(
