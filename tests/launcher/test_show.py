@@ -126,6 +126,10 @@ async def test_two_records_of_a_task_are_compared_from_where_they_part(
     [
         (["--diff", ONE, "train-1-y-t0-a0"], "give two records of one task"),
         (["--diff", ONE, "nobody"], "has no record 'nobody'"),
+        (["no\udcffbody"], "has no record"),
+        (["--count", "9" * 20], "is no number of records"),
+        (["--count", "9" * 5000], "is no number of records"),
+        (["--where", '{"$where": "sleep(1e6)"}'], "$where would run JavaScript"),
         (["--list", "--tokens"], "--tokens prints those of one record"),
         (["--diff", ONE, OTHER, "--count", "2"], "leave out the id, --diff or --failed"),
     ],

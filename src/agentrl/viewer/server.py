@@ -208,7 +208,7 @@ class Viewer:
         try:
             page = await read_records_page(place, request.query)
         except (ConfigError, ValueError) as error:
-            refused = str(error).removeprefix("--where ")
+            refused = str(error).removeprefix("--where").lstrip(": ")
             page = RecordsPage(request.query, [], [], error=refused)
         status = 200 if page.error is None else 400
         return self._html("records.html", status, place=place, page=page)
