@@ -140,7 +140,15 @@ class Viewer:
             return await self._note_refused(request, 401, "this browser is not logged in any more")
         if not known and not open_to_all:
             return self._html("login.html", 401, wrong=bool(shown))
-        response = await handler(request)
+        try:
+            response = await handler(request)
+        except web.HTTPException:
+            raise
+        except Exception as error:  # of what is stored, or of ours: the log has all of it
+            log.exception("%s cannot be shown", request.path)
+            first = next(iter(str(error).splitlines()), "")
+            reason = f"{request.path} cannot be shown: {type(error).__name__}: {first[:500]} (more "
+            return self._html("failed.html", 500, reason=f"{reason}is in the log of the viewer).")
         response.headers.update(_SAFE)
         return response
 

@@ -247,7 +247,12 @@ async function showTokens() {
   if (tokens) return;
   stream.textContent = "reading …";
   const answer = await fetch(panel.dataset.tokens);
-  tokens = answer.ok ? await answer.json() : [];
+  if (!answer.ok) {
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    stream.textContent = page.querySelector("[role=alert]")?.textContent ?? `the server answers ${answer.status}`;
+    return;
+  }
+  tokens = await answer.json();
   stream.replaceChildren();
   const sight = new IntersectionObserver((seen) => seen.forEach((each) => { if (each.isIntersecting) { fill(each.target); sight.unobserve(each.target); } }), { rootMargin: "800px" });
   for (const turn of tokens) {
@@ -300,8 +305,9 @@ addEventListener("click", async (event) => {
   const told = event.target.textContent;
   const path = copy ?? curl;
   const answer = path && await fetch(`${location.pathname}/${path}`);
-  await navigator.clipboard.writeText(answer ? await answer.text() : text);
-  event.target.textContent = "Copied";
+  const ok = !answer || answer.ok; // else it is a page that says why
+  if (ok) await navigator.clipboard.writeText(answer ? await answer.text() : text);
+  event.target.textContent = ok ? "Copied" : "Cannot be copied";
   setTimeout(() => { event.target.textContent = told; }, 1500);
 });
 
