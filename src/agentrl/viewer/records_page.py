@@ -3,13 +3,14 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from agentrl.databases.documents import Record, Split
 from agentrl.databases.runs import load_run
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import ORDERS, list_records
+from agentrl.viewer.address import order_in, text_in, time_in
 from agentrl.viewer.group_page import split_of
 from agentrl.viewer.notes import labelled, labels_in_use
 from agentrl.viewer.places import Place
@@ -43,7 +44,7 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
     """Read it. `asked`: `where` (conditions, one a line), `order`, `split`, `text`, `label`, and
     `before`, a time.
 
-    Raises `ConfigError` for a filter and `ValueError` for a time that cannot be read.
+    Raises `ConfigError` for a filter, and `AddressError`.
     """
     database = place.database
     given = [line.strip() for line in re.split(r"[\n;]", asked.get("where", "")) if line.strip()]
@@ -51,14 +52,14 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
     if label := asked.get("label", ""):
         chosen = {"_id": {"$in": await labelled(database, label)}}
         conditions = {"$and": [*conditions.get("$and", []), chosen]}
-    order, text = asked.get("order", "newest"), asked.get("text", "").strip()
+    order, text = order_in(asked, ORDERS), text_in(asked)
     split = await split_of(place, asked)
     labels = await labels_in_use(database)
     shown = {**asked, "split": split}
     if order != "newest" and not text:
         records = await list_records(database, order, conditions, split, SHOWN)
         return RecordsPage(shown, records, labels)
-    found = await search(database, conditions, split, text, _time(asked.get("before", "")), SHOWN)
+    found = await search(database, conditions, split, text, time_in(asked, "before"), SHOWN)
     records = found.records
     if order != "newest":
         records = [record for record in records if record.score is not None]
@@ -73,11 +74,3 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
 async def _works(place: Place) -> bool:
     run = await load_run(place.database)
     return run is not None and run.status in WORKING
-
-
-def _time(text: str) -> datetime | None:
-    """A time of an address of this page. Raises ValueError."""
-    if not text:
-        return None
-    read = datetime.fromisoformat(text)
-    return read if read.tzinfo else read.replace(tzinfo=UTC)

@@ -12,7 +12,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
 from importlib.resources import files
 from typing import Any, Self
 from urllib.parse import quote
@@ -28,6 +27,7 @@ from agentrl.databases.connection import DatabaseUnreachable
 from agentrl.databases.documents import Note, Record
 from agentrl.launcher.trajectory import trajectory_json
 from agentrl.launcher.trajectory_tokens import read_tokens
+from agentrl.viewer.address import AddressError, time_in
 from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
@@ -104,14 +104,14 @@ class Viewer:
         for path, page in (
             ("", self._run),
             ("/charts", self._charts),
-            ("/steps/{step:\\d+}", self._step),
+            ("/steps/{step:\\d{1,9}}", self._step),
             ("/tasks", self._tasks),
             ("/groups/{group}", self._group),
             ("/records", self._records),
             ("/records/{record}", self._record),
             ("/records/{record}/json", self._whole),
             ("/records/{record}/tokens", self._tokens),
-            ("/records/{record}/turns/{turn:\\d+}/curl", self._curl),
+            ("/records/{record}/turns/{turn:\\d{1,9}}/curl", self._curl),
             ("/compare", self._compare),
             ("/failures", self._failures),
         ):
@@ -142,6 +142,9 @@ class Viewer:
             return self._html("login.html", 401, wrong=bool(shown))
         try:
             response = await handler(request)
+        except web.HTTPNotFound:
+            reason = f"there is no page {request.path}"
+            return self._html("failed.html", 404, reason=reason)
         except web.HTTPException:
             raise
         except Exception as error:  # of what is stored, or of ours: the log has all of it
@@ -172,6 +175,8 @@ class Viewer:
                     return await page(request, place)
             except ConfigError as error:
                 return self._html("missing.html", 404, reason=str(error))
+            except AddressError as error:
+                return self._html("failed.html", 400, reason=str(error))
             except (DatabaseUnreachable, PyMongoError) as error:
                 log.warning("%s: %s", request.path, error)
                 return self._html("missing.html", 503, reason=str(error))
@@ -215,7 +220,7 @@ class Viewer:
     async def _records(self, request: web.Request, place: Place) -> web.Response:
         try:
             page = await read_records_page(place, request.query)
-        except (ConfigError, ValueError) as error:
+        except (ConfigError, AddressError) as error:
             refused = str(error).removeprefix("--where").lstrip(": ")
             page = RecordsPage(request.query, [], [], error=refused)
         status = 200 if page.error is None else 400
@@ -271,7 +276,7 @@ class Viewer:
         run, record = request.match_info["run"], request.match_info["record"]
         form = _NoteForm.of(await request.post())
         try:
-            seen = datetime.fromisoformat(form.changed_at) if form.changed_at else None
+            seen = time_in({"changed_at": form.changed_at}, "changed_at")
             async with self._places.run(run) as place:
                 await write_note(place.database, record, form.text.strip(), form.each_label(), seen)
         except NoteMoved as error:
