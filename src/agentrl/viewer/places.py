@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pymongo
 from pymongo import AsyncMongoClient
 
 from agentrl.configs import ConfigError
@@ -34,6 +35,7 @@ from agentrl.viewer.kept import Kept
 
 _IDLE_S = 60.0  # after which a mongod that was started for a look is stopped
 _LOOK_S = 5.0
+ANSWER_S = 8.0  # a database that has not answered a page by then is silent
 
 
 @dataclass
@@ -90,21 +92,27 @@ class Places:
 
     async def runs(self) -> list[RunRow]:
         """All runs, newest first. Raises `DatabaseUnreachable`."""
-        return await list_runs(self._root, self._url)
+        with pymongo.timeout(ANSWER_S):
+            return await list_runs(self._root, self._url)
 
     @asynccontextmanager
     async def run(self, name: str) -> AsyncIterator[Place]:
-        """The run of this name. Raises `ConfigError` if there is none, `DatabaseUnreachable`."""
+        """The run of this name. Raises `ConfigError` if there is none, `DatabaseUnreachable`.
+
+        What the block asks of the database has `ANSWER_S` seconds; then a `PyMongoError` says so.
+        """
         async with self._lock:
             opened = self._open.get(name)
             if opened is not None and not self._stands(opened):
                 await self._open.pop(name).stack.aclose()
                 opened = None
             if opened is None:
-                opened = self._open[name] = await self._enter(name)
+                with pymongo.timeout(None):  # also within the block of another run
+                    opened = self._open[name] = await self._enter(name)
             opened.users += 1
         try:
-            yield opened.place
+            with pymongo.timeout(ANSWER_S):
+                yield opened.place
         finally:
             opened.users -= 1
             opened.used = time.monotonic()
@@ -130,7 +138,7 @@ class Places:
         if url is None:
             if not data.is_dir():
                 raise ConfigError(f"there is no run {name!r} in {given.parent}")
-            url = await asyncio.to_thread(running_mongod, data)
+            url = await asyncio.to_thread(running_mongod, data, ANSWER_S)
             if url is None:
                 started = mongod_of(config)
                 url = await asyncio.to_thread(started.start)

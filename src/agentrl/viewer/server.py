@@ -19,7 +19,7 @@ from urllib.parse import quote
 import orjson
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from agentrl import __version__
 from agentrl.configs import ConfigError
@@ -32,7 +32,7 @@ from agentrl.viewer.compare_page import Side, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
 from agentrl.viewer.notes import NoteMoved, write_note
-from agentrl.viewer.places import Place, Places
+from agentrl.viewer.places import ANSWER_S, Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
 from agentrl.viewer.shown import FILTERS, WORKING, clock
@@ -179,7 +179,8 @@ class Viewer:
                 return self._html("failed.html", 400, reason=str(error))
             except (DatabaseUnreachable, PyMongoError) as error:
                 log.warning("%s: %s", request.path, error)
-                return self._html("missing.html", 503, reason=str(error))
+                reason = _why_no_answer(error, "read")
+                return self._html("missing.html", 503, reason=reason)
 
         return answer
 
@@ -287,7 +288,7 @@ class Viewer:
             return await self._note_refused(request, 400, str(error))
         except (DatabaseUnreachable, PyMongoError) as error:
             log.warning("%s: %s", request.path, error)
-            return await self._note_refused(request, 503, str(error))
+            return await self._note_refused(request, 503, _why_no_answer(error, "write"))
         return web.Response(status=303, headers={"Location": _href("run", run, "records", record)})
 
     async def _note_refused(
@@ -325,6 +326,18 @@ class _NoteForm:
 
     def each_label(self) -> list[str]:
         return [label.strip() for label in self.labels.split(",") if label.strip()]
+
+
+def _why_no_answer(error: Exception, what: str) -> str:
+    """One sentence. `what`: what was to be done, read or write."""
+    match error:
+        case PyMongoError(timeout=True):
+            return f"The run's database has not answered within {ANSWER_S:g} s: is it at work?"
+        case OperationFailure(code=13):  # Unauthorized; the reply has the whole command in it
+            return f"The user of DB_URL may not {what} in the run's database"
+        case OperationFailure():
+            return f"The run's database refuses: {(error.details or {}).get('errmsg', error)}"
+    return str(error).split(", Timeout:")[0].split(", full error:")[0]
 
 
 def _foreign(request: web.Request) -> bool:
