@@ -4,7 +4,14 @@ An exception of an agent, a scorer or a library may have a `__str__` that fails.
 must not fail with it: the error would be lost, and with it which attempt it was.
 """
 
+import re
 import reprlib
+
+# What moves a terminal's cursor, colours, renames or reorders: C0 and C1 but for tab and line feed,
+# marks of writing direction, separators of lines, and surrogates, which cannot be written at all.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def text_of(value: object) -> str:
@@ -34,3 +41,8 @@ def one_line(text: str) -> str:
     """A text as a terminal shows it: without line breaks, and with control codes spelled out."""
     joined = " ".join(text.split())
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
+
+
+def visible(text: str) -> str:
+    """A text whose control characters are spelled out, so that printing it can do nothing else."""
+    return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)

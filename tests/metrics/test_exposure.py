@@ -130,6 +130,27 @@ with announced(config, {{"sampler-0": "127.0.0.1:1"}}):
             assert [process for _, process, _ in entries(of_run)] == ["sampler-0", "trainer"]
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["", "garbage{", "{}", "3", "null", '["a"]', '[{"targets": ["a:1"], "labels": {}}]', "\udc80"],
+)
+def test_a_list_that_somebody_broke_is_written_anew(tmp_path: Path, text: str) -> None:
+    of_run = config(tmp_path)
+    file = targets_file(of_run)
+
+    def spoil() -> None:
+        file.write_text(text, "utf-8", "surrogateescape")
+
+    spoil()
+    with announced(of_run, {"sampler-0": "127.0.0.1:2"}):
+        assert entries(of_run) == [("r", "sampler-0", "127.0.0.1:2")]
+        spoil()
+        with announced(of_run, {"trainer": "127.0.0.1:3"}):
+            assert entries(of_run) == [("r", "trainer", "127.0.0.1:3")]
+            spoil()
+    assert not file.exists()
+
+
 async def test_a_wildcard_address_is_announced_by_the_name_of_the_machine(tmp_path: Path) -> None:
     of_run = config(tmp_path, 0, "--metrics_host", "0.0.0.0")
     async with exposed(of_run, "trainer", []):

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from typing import Any
+from urllib.parse import urlsplit
 
 # The smallest and the largest value of each, as SGLang accepts them.
 SAMPLING_PARAMS = {
@@ -43,6 +44,7 @@ def check_service_url(text: str) -> None:
             "must hold no password and no query: give the services' key with "
             "--inference_api_key_env"
         )
+    _check_host(text)
 
 
 def check_otlp_endpoint(text: str) -> None:
@@ -54,6 +56,17 @@ def check_otlp_endpoint(text: str) -> None:
             "must hold no password and no query: give headers in the environment variable "
             "OTEL_EXPORTER_OTLP_HEADERS"
         )
+    _check_host(text)
+
+
+def _check_host(url: str) -> None:
+    parts = urlsplit(url)  # raises ValueError for brackets that are no address
+    if not parts.hostname:
+        raise ValueError("must name a host")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise ValueError("must have a port from 0 to 65535") from None
 
 
 def check_variable_name(text: str) -> None:

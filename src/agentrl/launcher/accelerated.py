@@ -21,8 +21,6 @@ from dataclasses import replace
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from rich.console import Console
-
 from agentrl.configs import ConfigError
 from agentrl.configs.command_line import run_parser
 from agentrl.configs.familiar.original_defaults import ORIGIN, original_layer
@@ -31,6 +29,7 @@ from agentrl.configs.parsing import Layer, layers_given, merged
 from agentrl.databases.connection import connect
 from agentrl.databases.service_key import shared_key
 from agentrl.launcher.agreed_figures import Meeting, agreed
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import (
     Deployment,
     count_gpus,
@@ -66,7 +65,7 @@ def train(argv: Sequence[str]) -> NoReturn:
         _be_a_trainer(_planned_silently(argv, place))
     stack, told = _planned(argv, place)
     forget_fsdp(os.environ)
-    print_lines(Console(), told)
+    print_lines(TerminalConsole(), told)
     sys.exit(start(replace(stack, own_rank=True), MAIN))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -32,6 +31,7 @@ from agentrl.configs.parsing import (
     read_flags,
 )
 from agentrl.configs.verbs import config_parser
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import Deployment, read_deployment
 from agentrl.launcher.inventory import read_inventory
 from agentrl.launcher.presets import DEMO_ORIGIN, GRPO, PRESETS, Preset
@@ -101,7 +101,7 @@ def _listed(held: Mapping[str, InForce], group: str, *, all_flags: bool) -> list
 
 
 def _print_table(held: Mapping[str, InForce], head: str, *, all_flags: bool) -> None:
-    console = Console()
+    console = TerminalConsole()
     console.print(head, markup=False, highlight=False, soft_wrap=True)
     # All groups have the same column widths.
     listed = [flag for group in TITLES for flag in _listed(held, group, all_flags=all_flags)]

@@ -7,10 +7,9 @@ until Ctrl-C.
 import asyncio
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from agentrl.configs.verbs import db_parser
 from agentrl.databases.mongod import EmbeddedMongod, MongodError
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import ended, place_config, run_database
 from agentrl.launcher.report import print_lines
 from agentrl.redaction import without_passwords
@@ -22,7 +21,7 @@ _LOOK_S = 0.25
 def main(argv: Sequence[str]) -> int:
     """`agentrl db RUN`; returns the exit status. Raises for a name that is not there."""
     config = place_config(db_parser().parse(argv))
-    console = Console()
+    console = TerminalConsole()
 
     async def hold() -> None:
         async with run_database(config, run_lives=True) as opened:

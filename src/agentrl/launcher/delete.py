@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import delete_parser
 from agentrl.databases.run_list import StoredRun, drop_run, server, stored_runs
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import mongod_holds
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.report import print_lines
@@ -84,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
             "give --keep_database to delete only the folder"
         )
     _refuse_live(doomed)
-    console = Console()
+    console = TerminalConsole()
     print_lines(console, [f"run {doomed.run}:", *(f"  {line}" for line in doomed.lines)])
     if not arguments.yes and not _confirmed(doomed.run):
         print_lines(console, ["nothing is deleted"])

@@ -27,6 +27,7 @@ from agentrl.databases.connection import DatabaseUnreachable, connect
 from agentrl.databases.mongod import MongodError, find_mongod
 from agentrl.inference.engines import UnknownEngine, open_engines
 from agentrl.inference.protocol import InferenceError
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.preflight import check_model
 from agentrl.launcher.probes import tried_tools
 from agentrl.rollout.agents.limits import check_context
@@ -56,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     # unasked.
     token = flags_in_environment(os.environ).get("mcp_auth_token")
     config = config_of({"mcp_auth_token": token, **given.values})
-    return asyncio.run(examine(checks_for(given.own.model, config), Console()))
+    return asyncio.run(examine(checks_for(given.own.model, config), TerminalConsole()))
 
 
 async def examine(checks: Sequence[Check], console: Console) -> int:

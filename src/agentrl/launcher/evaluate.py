@@ -34,6 +34,7 @@ from agentrl.launcher.comparison import (
     print_table,
     write_comparison,
 )
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.endpoint import check_endpoint, endpoint_of
 from agentrl.launcher.evaluation import EvaluationReport, HeldOutFile, print_report, write_report
@@ -89,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     if not asked.tasks:
         wanted = "--tasks" if asked.own_run else "EVAL_FILE or --eval_file"
         raise ConfigError(f"no tasks to evaluate on: set {wanted} to a task file")
-    console = Console()
+    console = TerminalConsole()
     print_lines(console, asked.notes)
     set_up = set_up_of(config)
     files = _check(config, asked, console)
@@ -275,7 +276,7 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
                 "take; the agents mcp, single_turn and math can be evaluated with it"
             )
         files.append(TaskFileOf(HeldOutFile.of(Path(file)), checked.tasks))
-    check_services(config, lambda told: print_lines(Console(), [told]))
+    check_services(config, lambda told: print_lines(TerminalConsole(), [told]))
     check_output(LOGS, 0)
     check_output(folder, needed)
     print_lines(console, list(dict.fromkeys(doubts)))

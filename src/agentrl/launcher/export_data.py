@@ -9,7 +9,6 @@ from operator import itemgetter
 from pathlib import Path
 
 import orjson
-from rich.console import Console
 
 from agentrl.configs import ConfigError, model_folder
 from agentrl.configs.verbs import export_data_parser
@@ -18,6 +17,7 @@ from agentrl.databases.documents import Record, Split, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.row_ledger import fetch_rows
 from agentrl.databases.runs import load_run
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.data_file import Format, write_data
 from agentrl.launcher.data_rows import (
     Fields,
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError(f"--out {out}: its name must end in .parquet or .jsonl")
     if out.exists():
         raise ConfigError(f"--out {out}: is there already; give another name, or remove it")
-    console, left_out = Console(), Counter[str]()
+    console, left_out = TerminalConsole(), Counter[str]()
     with asyncio.Runner() as runner:
         stack = AsyncExitStack()
         try:

@@ -9,7 +9,6 @@ import os
 from collections.abc import Sequence
 
 from pymongo import ReplaceOne
-from rich.console import Console
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.parsing import config_of
@@ -18,6 +17,7 @@ from agentrl.databases import policies
 from agentrl.databases.connection import Documents, RunDatabase
 from agentrl.databases.documents import Document
 from agentrl.databases.records import RecordLedger
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.data_file import read_data
 from agentrl.launcher.data_import import OWNER, Imported, documents
 from agentrl.launcher.database import run_database
@@ -51,7 +51,9 @@ def main(argv: Sequence[str]) -> int:
         f"run {config.run.run_name}: {len(imported.records):,} trajectories of "
         f"{len(imported.tasks):,} tasks, {len(imported.rows):,} of them with a row for a trainer"
     )
-    print_lines(Console(), [told, f"look at them: agentrl show {run_arguments(config)} --list"])
+    print_lines(
+        TerminalConsole(), [told, f"look at them: agentrl show {run_arguments(config)} --list"]
+    )
     return 0
 
 

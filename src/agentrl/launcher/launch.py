@@ -39,6 +39,7 @@ from agentrl.databases.runs import (
 from agentrl.databases.services import live_services
 from agentrl.databases.task_file import TaskFileError
 from agentrl.held_port import HeldPort
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import ended, mongod_of
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.ending import (
@@ -122,7 +123,7 @@ class Launch:
         self._stack = stack
         self._preset = preset
         self._record = record
-        self._console = console or Console()
+        self._console = console or TerminalConsole()
         self._parts: Sequence[Part] = ()
         self._ended: tuple[Part, ...] = ()  # samplers, as if the run was finished
         self._too_early: tuple[Part, ...] = ()  # those of them that ended though it is not

@@ -4,12 +4,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rich.console import Console
-
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import layers_given
 from agentrl.configs.verbs import plan_parser
 from agentrl.launcher.config import find_preset
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.gpu_plan import ORIGIN, plan_lines
 from agentrl.launcher.inventory import described, read_inventory
@@ -32,8 +31,8 @@ def main(argv: Sequence[str]) -> int:
     )
     if placement is None:
         raise ConfigError("there is no GPU to place anything on: describe some with --gpus 8x80")
-    print_lines(Console(), plan_lines(placement))
+    print_lines(TerminalConsole(), plan_lines(placement))
     (placed,) = (layer for layer in layers if layer.origin == ORIGIN)
     flags = [f"--{name} {str(value).lower()}" for name, value in placed.values.items()]
-    print_lines(Console(), [f"flags: {' '.join(flags)}"])
+    print_lines(TerminalConsole(), [f"flags: {' '.join(flags)}"])
     return 0

@@ -10,11 +10,10 @@ next resume if the run is not live.
 import asyncio
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from agentrl.configs import ConfigError
 from agentrl.configs.verbs import release_parser
 from agentrl.databases.quarantine import Quarantined, list_quarantined, release
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.report import print_lines
 
@@ -43,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
 
     run = config.run.run_name
     lines = _lines(run, *asyncio.run(put_back()))
-    print_lines(Console(), lines)
+    print_lines(TerminalConsole(), lines)
     return 0
 
 

@@ -31,6 +31,7 @@ from agentrl.gateway.replaying import (
     UnwrittenRecords,
 )
 from agentrl.inference.pool import ServicePool
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import launched_config, run_database
 from agentrl.launcher.record_filter import (
     Filter,
@@ -60,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     config = launched_config(given)
     load_agents(config)
     live = bool(config.inference_urls) and not own.check
-    console = Console()
+    console = TerminalConsole()
 
     async def replay() -> list[Replayed]:
         async with run_database(config, run_lives=True) as opened:

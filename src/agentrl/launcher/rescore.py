@@ -19,6 +19,7 @@ from agentrl.configs.verbs import rescore_parser
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
 from agentrl.databases.scorer_notation import parse_scorer
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import launched_config, run_database
 from agentrl.launcher.preflight import agent_config_of
 from agentrl.rollout.groups.rescoring import Rescorer, RescoringReport
@@ -41,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     where = read_where(arguments.where)
     check_scorer(arguments.scorer, config)
     report = asyncio.run(_rescore(config, arguments.scorer, where))
-    print_report(Console(), report, config.run.run_name)
+    print_report(TerminalConsole(), report, config.run.run_name)
     return 1 if report.failures else 0
 
 

@@ -4,14 +4,13 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from rich.console import Console
-
 from agentrl.configs import ConfigError, check_traces, trackers_of, trainable_folder
 from agentrl.configs.flags import FLAGS, holds_secret
 from agentrl.configs.parsing import COMMAND_LINE, read_flags, recorded
 from agentrl.configs.secret_variables import VARIABLES
 from agentrl.launcher import launch_help
 from agentrl.launcher.agreed_figures import Meeting, agreed
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import Deployment, read_deployment, usable_cores
 from agentrl.launcher.gpu_plan import plan_lines
 from agentrl.launcher.inventory import read_inventory
@@ -67,7 +66,7 @@ def start(stack: Stack, preset: Preset) -> int:
     input."""
     run = stack.config.run.run_name
     if stack.placement is not None:
-        print_lines(Console(), plan_lines(stack.placement))
+        print_lines(TerminalConsole(), plan_lines(stack.placement))
     checks = check_start(stack)
     if stack.is_first_machine:
         _refuse_other_data(stack)
@@ -84,7 +83,7 @@ def start(stack: Stack, preset: Preset) -> int:
                     f"--change_data: run {run} has all its {stack.config.optimizer.max_steps} "
                     "steps; give it more with --max_steps to go on with other data"
                 )
-            console = Console()
+            console = TerminalConsole()
             print_lines(
                 console,
                 [
@@ -157,7 +156,7 @@ def check_start(stack: Stack) -> list[TaskFileCheck]:
         checks = check_tasks(config)
         check_output(config.output, bytes_needed(model, config.checkpoint.save_total_limit))
     doubts = [doubt for check in checks for doubt in check.found.doubts]
-    print_lines(Console(), [*_shown_secrets(stack), *check_lengths(config, model), *doubts])
+    print_lines(TerminalConsole(), [*_shown_secrets(stack), *check_lengths(config, model), *doubts])
     return checks
 
 
@@ -186,7 +185,7 @@ def try_services(stack: Stack, checks: Sequence[TaskFileCheck]) -> None:
 
 
 def _tell(told: str) -> None:
-    print_lines(Console(), [told])
+    print_lines(TerminalConsole(), [told])
 
 
 def _is_finished(stack: Stack) -> bool:

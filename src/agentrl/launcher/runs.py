@@ -21,6 +21,7 @@ from agentrl.configs.verbs import runs_parser
 from agentrl.databases.run_list import StoredRun, server, stored_runs
 from agentrl.databases.runs import FINISHED
 from agentrl.databases.success import evaluations
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.run_parts import shown_bytes
 from agentrl.launcher.run_state import RunRow, State, read_run
@@ -45,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     if arguments.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        print_runs(Console(), rows, time.time(), str(root))
+        print_runs(TerminalConsole(), rows, time.time(), str(root))
     return 0
 
 

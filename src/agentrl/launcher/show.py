@@ -7,7 +7,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from agentrl.configs import ConfigError
@@ -16,6 +15,7 @@ from agentrl.databases import outages
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split
 from agentrl.databases.failed_tasks import count_failed_tasks
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_diff import Side, diff, print_diff
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
             "--tokens prints those of one record: give its id, or none for the newest"
         )
     config = place_config(given)
-    console, split = Console(), Split(arguments.split)
+    console, split = TerminalConsole(), Split(arguments.split)
 
     async def show() -> None:
         async with run_database(config, run_lives=True) as opened:

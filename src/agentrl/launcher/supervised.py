@@ -21,6 +21,7 @@ from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.configs.command_line import Given
 from agentrl.configs.parsing import Layer, as_words, config_of, handed_on, merged
 from agentrl.databases.tree_file import TreeFile
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import (
     REPOSITORY,
     Deployment,
@@ -80,7 +81,7 @@ def run_supervised(
     """
     model = Path(config.model.model_name_or_path or "")
     deployment = read_deployment(os.environ)
-    console = Console()
+    console = TerminalConsole()
     processes, gpus = _processes(config, deployment)
     files = {"train_file": given.own.train_file, "eval_file": given.own.eval_file}
     for flag, file in files.items():

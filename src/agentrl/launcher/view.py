@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.progress import Snapshot
 from agentrl.launcher.terminal import Painter
 
@@ -252,7 +253,7 @@ class LiveView:
 
     def __init__(self, title: str, console: Console | None = None, logs: str = "") -> None:
         self._title = title
-        self._console = console or Console()
+        self._console = console or TerminalConsole()
         self._logs = logs
         self._painter: Painter | None = None
         self._notices: list[str] = []

@@ -69,9 +69,9 @@ def _entry(run: str, process: str, address: str) -> _Entry:
 def _change(path: Path, more: Iterable[_Entry], without: Iterable[_Entry] = ()) -> None:
     """Add entries, and leave out some, and those of processes that are gone."""
     with _locked(path.parent):
-        known: list[_Entry] = json.loads(path.read_text("utf-8")) if path.exists() else []
         gone = list(without)
-        entries = [each for each in known if each not in gone and not _is_dead(each)] + list(more)
+        known = [each for each in _read(path) if each not in gone and not _is_dead(each)]
+        entries = known + list(more)
         if not entries:
             path.unlink(missing_ok=True)
             return
@@ -88,6 +88,21 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(opened)
+
+
+def _read(path: Path) -> list[_Entry]:
+    """The entries of a file; none if it is not there, or if somebody else has written to it."""
+    try:
+        entries: list[_Entry] = json.loads(path.read_text("utf-8"))
+        for each in entries:
+            int(each["labels"][_PID]), each["labels"][_HOST], each["targets"]
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, KeyError) as error:
+        # No reason to stop a process that samples or trains.
+        log.warning("%s is written anew: it is no list of targets: %r", path, error)
+        return []
+    return entries
 
 
 def _is_dead(entry: _Entry) -> bool:

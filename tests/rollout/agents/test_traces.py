@@ -249,6 +249,9 @@ def test_the_pinned_names_are_those_of_the_conventions() -> None:
     [
         (("--otlp_endpoint", "localhost:4318"), "must begin with http://"),
         (("--otlp_endpoint", "http://me:secret@here"), "OTEL_EXPORTER_OTLP_HEADERS"),
+        (("--otlp_endpoint", "http://"), "must name a host"),
+        (("--otlp_endpoint", "http://here:99999"), "must have a port from 0 to 65535"),
+        (("--otlp_endpoint", "http://[here"), "Invalid IPv6 URL"),
         (("--trace_rate", "0.5"), "has no effect without --otlp_endpoint"),
         (("--otlp_endpoint", "http://here", "--trace_rate", "0"), "must be above 0"),
     ],
