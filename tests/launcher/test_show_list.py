@@ -147,5 +147,5 @@ async def test_a_filter_that_takes_mongodb_too_long_is_given_up_in_a_sentence(
     monkeypatch.setattr("agentrl.launcher.show_list.LONGEST_S", 0.02)
     many = {"$range": [0, 20_000]}
     slow = {"$expr": {"$eq": [{"$reduce": {"input": many, "initialValue": 0, "in": "$$this"}}, 0]}}
-    with pytest.raises(ConfigError, match="has not found the records within"):
+    with pytest.raises(ConfigError, match="takes too long to find the records"):
         await ids(database, json.dumps(slow))

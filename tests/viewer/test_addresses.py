@@ -1,10 +1,13 @@
 """Addresses that nobody's page leads to: each is answered by a sentence."""
 
+import json
 import re
 
 import httpx2
 import pytest
 from two_segments import OF_RECORD
+
+from agentrl.databases.connection import RunDatabase
 
 
 @pytest.mark.parametrize(
@@ -37,3 +40,18 @@ async def test_an_odd_address_is_answered_in_a_sentence(
     [said] = re.findall(r'role="alert">(.*)</p>', answer.text)
     assert answer.status_code == status
     assert sentence in said.replace("&#34;", '"').replace("&#39;", "'")
+
+
+async def test_a_filter_that_takes_mongodb_too_long_is_given_up_in_a_sentence(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = await database.records.find_one({})
+    await database.records.insert_many({**(one or {}), "_id": f"r{at}"} for at in range(2000))
+    many = {"$range": [0, 20_000]}
+    slow = {"$expr": {"$eq": [{"$reduce": {"input": many, "initialValue": 0, "in": "$$this"}}, 0]}}
+    monkeypatch.setattr("agentrl.viewer.places.ANSWER_S", 0.5)
+    for order in ("newest", "best"):
+        asked = {"where": json.dumps(slow), "order": order}
+        answer = await page.get(f"/run/{run}/records", params=asked)
+        assert answer.status_code == 400, answer.text
+        assert "MongoDB takes too long to find the records" in answer.text

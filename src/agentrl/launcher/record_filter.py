@@ -18,7 +18,7 @@ from typing import Any
 
 from bson import encode, json_util
 from bson.errors import BSONError
-from pymongo.errors import ExecutionTimeout, OperationFailure
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure
 
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import BEFORE_ALL, RunDatabase
@@ -43,7 +43,7 @@ _CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 # They run JavaScript in the mongod of the run, which its samplers and its trainer wait for.
 _JAVASCRIPT = frozenset({"$where", "$function", "$accumulator"})
 _SHOWN = 200  # characters of a filter in an error
-LONGEST_S = 10.0  # a look at Records that takes longer is given up
+LONGEST_S = 10.0  # a list of Records that takes longer is given up
 
 Filter = dict[str, Any]
 
@@ -180,10 +180,10 @@ def refused_by_mongod() -> Iterator[None]:
     """Raise `ConfigError` for a filter in the block that MongoDB refuses, or is too long at."""
     try:
         yield
-    except ExecutionTimeout:
+    except (ExecutionTimeout, NetworkTimeout):
         raise ConfigError(
-            f"--where: MongoDB has not found the records within {LONGEST_S:g} s: ask for fewer, as "
-            "with a task or a step"
+            "--where: MongoDB takes too long to find the records: ask for fewer, as those of a "
+            "task or a step"
         ) from None
     except OperationFailure as error:
         reason = (error.details or {}).get("errmsg", str(error))

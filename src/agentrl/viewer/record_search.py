@@ -15,7 +15,6 @@ from datetime import datetime
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, Split
 from agentrl.launcher.record_filter import (
-    LONGEST_S,
     Filter,
     names_field,
     refused_by_mongod,
@@ -73,7 +72,6 @@ async def search(
         filters = [*wanted, {**of_split, **_within(since, before)}]
         with refused_by_mongod():
             newest = database.records.find({"$and": filters}, _MOMENT).sort("started_at", -1)
-            newest = newest.max_time_ms(int(LONGEST_S * 1000))
             if not text:
                 newest = newest.limit(_MOST_AT_ONCE)
             stretch = [document async for document in newest]
@@ -127,6 +125,5 @@ async def _with_text(database: RunDatabase, records: Sequence[Filter], text: str
     ids = [record["_id"] for record in records]
     said = {"record_id": {"$in": ids}, "$or": [{name: pattern} for name in _SAID]}
     turns = database.turns.find(said, {"record_id": 1, "_id": 0}, hint="record")
-    turns = turns.max_time_ms(int(LONGEST_S * 1000))
     named = {turn["record_id"] async for turn in turns}
     return [record for record in records if record["_id"] in named]
