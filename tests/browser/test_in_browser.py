@@ -85,6 +85,8 @@ def test_what_is_typed_stays_while_a_page_keeps_itself_fresh_and_a_lost_login_is
     with MongoClient(mongod.url) as client:
         records = client["typed"]["records"]
         records.update_one({}, {"$set": {"status": "sampling"}})
+        turns = client["typed"]["dispatched_sampling_tasks"]
+        turns.update_one({"turn": 0}, {"$set": {"output_ids": b"\0" * 7}})
         note = "#note input[name=text]"
         visits = [
             {"path": f"/run/typed/records/{OF_RECORD['record']}", "name": "typed",
@@ -93,6 +95,9 @@ def test_what_is_typed_stays_while_a_page_keeps_itself_fresh_and_a_lost_login_is
                     ["forget"], ["wait_for", "text=not kept fresh", 10000], ["value", note]]},
             {"path": f"/run/typed/records/{OF_RECORD['record']}", "name": "kept",
              "do": [["fill", note, "a thought"], ["click", "#note button"], ["wait", 500]]},
+            {"path": f"/run/typed/records/{OF_RECORD['record']}", "name": "broken",
+             "do": [["click", "#tab-tokens"],
+                    ["wait_for", "#stream:has-text('ValueError')", 9000]]},
         ]  # fmt: skip
 
         def score() -> None:

@@ -100,3 +100,15 @@ async def test_two_viewers_of_one_host_do_not_log_each_other_out(
         assert (await page.get(other, params={"token": SECRET[::-1]})).status_code == 200
         for address in ("/", other):
             assert (await page.get(address)).status_code == 200
+
+
+async def test_a_form_that_cannot_be_read_is_answered_in_a_sentence(
+    page: httpx2.AsyncClient, run: str
+) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded; charset=utf-8"}
+    for known in (True, False):
+        if not known:
+            page.cookies.clear()
+        note = f"/run/{run}/records/{OF_RECORD['record']}/note"
+        answer = await page.post(note, content=b"text=\xff", headers=form)
+        assert answer.status_code == 500 and "UnicodeDecodeError" in answer.text

@@ -58,7 +58,7 @@ def read_conditions(conditions: Sequence[str]) -> Filter:
     try:
         encode(found)
         operator = _javascript(found)
-    except (BSONError, OverflowError, RecursionError, UnicodeError) as error:
+    except (BSONError, OverflowError, RecursionError, ValueError) as error:
         raise ConfigError(f"--where: MongoDB has no such value ({error})") from None
     if operator is not None:
         raise ConfigError(
@@ -108,8 +108,10 @@ def _read_json(text: str) -> Filter:
     shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     try:
         found = json_util.loads(text)
-    except (ValueError, TypeError, OverflowError, RecursionError, BSONError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"--where {shown}: not JSON ({error})") from None
+    except (TypeError, KeyError, ArithmeticError, BSONError) as error:
+        raise ConfigError(f"--where {shown}: no value of MongoDB's ({error!r})") from None
     if not isinstance(found, dict):  # as {"$oid": "..."} is a value
         raise ConfigError(f"--where {shown}: a value, not a filter that names a field")
     return found

@@ -14,12 +14,7 @@ from datetime import datetime
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, Split
-from agentrl.launcher.record_filter import (
-    Filter,
-    names_field,
-    refused_by_mongod,
-    selected,
-)
+from agentrl.launcher.record_filter import Filter, names_field, refused_by_mongod, selected
 
 _SECONDS = 0.2  # after which no further stretch is begun
 _SECONDS_OF_TEXT = 0.7

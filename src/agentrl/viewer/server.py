@@ -96,7 +96,7 @@ class Viewer:
             await runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[self._admit], client_max_size=_LARGEST_BODY)
+        app = web.Application(middlewares=[self._told, self._admit], client_max_size=_LARGEST_BODY)
         app.router.add_static("/static", str(files("agentrl.viewer") / "static"))
         app.router.add_get("/", self._runs)
         app.router.add_post("/login", self._login)
@@ -120,13 +120,30 @@ class Viewer:
         return app
 
     @web.middleware
+    async def _told(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Say in a sentence what is not there, and as a last resort what failed."""
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return self._html("failed.html", 404, reason=f"there is no page {request.path}")
+        except web.HTTPException:
+            raise
+        except Exception as error:  # of what is stored, or of ours: the log has all of it
+            log.exception("%s cannot be shown", request.path)
+            first = next(iter(str(error).splitlines()), "")
+            what = f"{request.path} cannot be shown: {type(error).__name__}: {first[:500]}"
+            return self._html("failed.html", 500, reason=f"{what} (the viewer's log has more).")
+
+    @web.middleware
     async def _admit(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         response: web.StreamResponse
         if request.method == "POST" and _foreign(request):
             reason = "this was sent by a page of another address: send it from here"
-            return self._html("missing.html", 403, reason=reason)
+            return self._html("failed.html", 403, reason=reason)
         shown = request.query.get("token", "")
         if shown and hmac.compare_digest(shown.encode(), self._secret.encode()):
             clean = request.rel_url.without_query_params("token")
@@ -140,18 +157,7 @@ class Viewer:
             return await self._note_refused(request, 401, "this browser is not logged in any more")
         if not known and not open_to_all:
             return self._html("login.html", 401, wrong=bool(shown))
-        try:
-            response = await handler(request)
-        except web.HTTPNotFound:
-            reason = f"there is no page {request.path}"
-            return self._html("failed.html", 404, reason=reason)
-        except web.HTTPException:
-            raise
-        except Exception as error:  # of what is stored, or of ours: the log has all of it
-            log.exception("%s cannot be shown", request.path)
-            first = next(iter(str(error).splitlines()), "")
-            reason = f"{request.path} cannot be shown: {type(error).__name__}: {first[:500]} (more "
-            return self._html("failed.html", 500, reason=f"{reason}is in the log of the viewer).")
+        response = await handler(request)
         response.headers.update(_SAFE)
         return response
 
