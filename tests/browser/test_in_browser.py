@@ -17,7 +17,9 @@ import pytest
 from demo_launch import launch_demo
 from ports import free_port
 from pymongo import MongoClient
+from two_segments import FIRST, OF_RECORD, SECOND
 
+from agentrl.cli import main as cli
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.launcher.database import embedded_url
 from agentrl.launcher.deployment import REPOSITORY
@@ -54,8 +56,10 @@ def viewer(folder: Path, run: str) -> Iterator[str]:
         assert process.wait(timeout=30) == 0
 
 
-def visited(address: str, visits: Sequence[dict[str, Any]], shots: Path) -> Found:
-    """What a browser found, by the names of the visits."""
+def visited(
+    address: str, visits: Sequence[dict[str, Any]], shots: Path, refused: bool = False
+) -> Found:
+    """What a browser found, by the names of the visits. `refused`: whether some are, on purpose."""
     done = subprocess.run(
         [os.environ["BROWSER_PYTHON"], str(VISIT), address, str(shots)],
         input=json.dumps(list(visits)), capture_output=True, text=True, timeout=300,
@@ -63,10 +67,50 @@ def visited(address: str, visits: Sequence[dict[str, Any]], shots: Path) -> Foun
     assert done.returncode == 0, done.stderr
     found = {each["name"]: each for each in json.loads(done.stdout)}
     for each in found.values():
-        assert not each["errors"], each
+        assert refused or not each["errors"], each
         assert not each["faults"], each
         assert not each["wide"], f"{each['name']} is wider than the screen"
     return found
+
+
+def test_what_is_typed_stays_while_a_page_keeps_itself_fresh_and_a_lost_login_is_told(
+    mongod: EmbeddedMongod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DB_URL", mongod.url)
+    monkeypatch.setitem(ENVIRONMENT, "DB_URL", mongod.url)
+    rows = [{**FIRST, **OF_RECORD}, {**SECOND, **OF_RECORD}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert cli(["import", "rows.jsonl", "--run_name", "typed"]) == 0
+    with MongoClient(mongod.url) as client:
+        records = client["typed"]["records"]
+        records.update_one({}, {"$set": {"status": "sampling"}})
+        turns = client["typed"]["dispatched_sampling_tasks"]
+        turns.update_one({"turn": 0}, {"$set": {"output_ids": b"\0" * 7}})
+        note = "#note input[name=text]"
+        visits = [
+            {"path": f"/run/typed/records/{OF_RECORD['record']}", "name": "typed",
+             "do": [["fill", note, "half a thought"], ["leave", note],
+                    ["wait_for", "text=0.125", 30000], ["wait", 3000], ["value", note],
+                    ["forget"], ["wait_for", "text=not kept fresh", 10000], ["value", note]]},
+            {"path": f"/run/typed/records/{OF_RECORD['record']}", "name": "kept",
+             "do": [["fill", note, "a thought"], ["click", "#note button"], ["wait", 500]]},
+            {"path": f"/run/typed/records/{OF_RECORD['record']}", "name": "broken",
+             "do": [["click", "#tab-tokens"],
+                    ["wait_for", "#stream:has-text('ValueError')", 9000]]},
+        ]  # fmt: skip
+
+        def score() -> None:
+            time.sleep(8)  # the page is open, and the note begun
+            records.update_one({}, {"$set": {"score": 0.125}})
+
+        with viewer(tmp_path, "typed") as address, ThreadPoolExecutor(1) as beside:
+            scored = beside.submit(score)
+            found = visited(address, visits, tmp_path, refused=True)
+            scored.result()
+        assert client["typed"]["notes"].find_one()["text"] == "a thought"
+        client.drop_database("typed")
+    assert found["typed"]["kept"] == ["half a thought", "half a thought"]
 
 
 def whole_number(text: str) -> int:

@@ -2,10 +2,12 @@
 
 python visit.py ADDRESS FOLDER < JSON list of visits: {"path", "name", "do": [[action, ...], ...]}
 
-An action: ["click", selector], ["hover", selector], ["choose", selector, value], ["press", key],
-["wait", milliseconds], ["wait_for", selector, milliseconds], ["text", selector] (kept),
-["count", selector] (kept), ["seen", selector, milliseconds] (when it is there is kept),
-["timed", [action, ...]] (its seconds are kept).
+An action: ["click", selector], ["hover", selector], ["choose", selector, value],
+["fill", selector, text], ["leave", selector] (the focus goes away), ["press", key],
+["wait", milliseconds], ["wait_for", selector, milliseconds], ["forget"] (all cookies),
+["text", selector] (kept), ["value", selector] (of a field, kept), ["count", selector] (kept),
+["seen", selector, milliseconds] (when it is there is kept), ["timed", [action, ...]] (its seconds
+are kept).
 """
 
 import json
@@ -26,6 +28,14 @@ def act(page: Page, action: list, kept: list) -> None:
             page.hover(selector)
         case ["choose", selector, value]:
             page.select_option(selector, value)
+        case ["fill", selector, text]:
+            page.fill(selector, text)
+        case ["leave", selector]:
+            page.locator(selector).blur()
+        case ["value", selector]:
+            kept.append(page.input_value(selector))
+        case ["forget"]:
+            page.context.clear_cookies()
         case ["press", key]:
             page.keyboard.press(key)
         case ["wait", ms]:

@@ -96,7 +96,7 @@ async def test_a_trajectory_is_json_with_its_turns_and_tokens(
 async def test_a_note_of_the_pages_is_shown_with_its_record(
     run: str, database: RunDatabase, mongod: EmbeddedMongod, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await write_note(database, ONE, "counts twice", ["good", "odd"])
+    await write_note(database, ONE, "counts twice", ["good", "odd"], None)
     assert "note [good] [odd]: counts twice" in await shown(capsys, run, ONE)
     note = json.loads(await shown(capsys, run, ONE, "--json"))["note"]
     assert note["text"] == "counts twice" and note["labels"] == ["good", "odd"]
@@ -150,6 +150,10 @@ async def test_two_records_of_a_task_are_compared_from_where_they_part(
     [
         (["--diff", ONE, "train-1-y-t0-a0"], "give two records of one task"),
         (["--diff", ONE, "nobody"], "has no record 'nobody'"),
+        (["no\udcffbody"], "has no record"),
+        (["--count", "9" * 20], "is no number of records"),
+        (["--count", "9" * 5000], "is no number of records"),
+        (["--where", '{"$where": "sleep(1e6)"}'], "$where would run JavaScript"),
         (["--list", "--tokens"], "--tokens prints those of one record"),
         (["--diff", ONE, OTHER, "--count", "2"], "leave out the id, --diff or --failed"),
     ],

@@ -1,6 +1,7 @@
 """Records listed by `agentrl show`: which ones, in which order, and how a condition is said."""
 
 import io
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -108,8 +109,8 @@ async def test_a_condition_chooses_records(
     database: RunDatabase, conditions: Sequence[str], expected: list[str]
 ) -> None:
     await add_records(database)
-    await write_note(database, "r1", "", ["odd", "7"])
-    await write_note(database, "r3", "a note", ["odd"])
+    await write_note(database, "r1", "", ["odd", "7"], None)
+    await write_note(database, "r3", "a note", ["odd"], None)
     for row, steps in (("r0", [1]), ("r1", [1, 2]), ("r2", [])):  # the last one waits
         marks = [{"step": step} for step in steps]
         await database.rows.insert_one({"_id": row, "trained": marks})
@@ -128,6 +129,17 @@ async def test_a_condition_chooses_records(
         ("status=done", ["'status=done'", "ready, abandoned"]),
         ("label>3", ["compares with a number"]),
         ('{"trained": true}', ["trained=VALUE"]),
+        ('{"$oid": "5f43a1b2c3d4e5f6a7b8c9d0"}', ["a value, not a filter"]),
+        ('{"$oid": "5f"}', ["no value of MongoDB's", "InvalidId"]),
+        ('{"score": {"$numberDecimal": "x"}}', ["no value of MongoDB's"]),
+        ('{"score": {"$binary": {}}}', ["no value of MongoDB's", "base64"]),
+        ('{"score": ' + "[" * 100_000, ["not JSON"]),
+        ("score>99999999999999999999999", ["no such value", "8-byte"]),
+        ('{"sco\\u0000re": 1}', ["no such value"]),
+        ("task=a\udcff", ["no such value", "surrogate"]),
+        ('{"task": "\\ud800"}', ["no such value", "surrogate"]),
+        ('{"$where": "while (true) {}"}', ["$where would run JavaScript"]),
+        ('{"$or": [{"$expr": {"$function": {}}}]}', ["$function would run JavaScript"]),
     ],
 )
 def test_a_condition_that_cannot_be_read_is_told_in_a_sentence(
@@ -140,8 +152,24 @@ def test_a_condition_that_cannot_be_read_is_told_in_a_sentence(
 
 
 async def test_a_filter_that_mongodb_refuses_is_told_in_a_sentence(database: RunDatabase) -> None:
-    with pytest.raises(ConfigError, match="--where: MongoDB refuses the filter"):
-        await ids(database, '{"$wher": 1}')
+    for condition in ('{"$wher": 1}', '{"score": ' + '{"a": ' * 300 + "1" + "}" * 301):
+        with pytest.raises(ConfigError, match="--where: MongoDB refuses the filter"):
+            await ids(database, condition)
+
+
+async def test_a_filter_that_takes_mongodb_too_long_is_given_up_in_a_sentence(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = Record(
+        id="r", task="t", rollout=0, attempt=0, epoch=0, owner="s", query="?", split=Split.TRAIN,
+        task_id="a", status=RecordStatus.READY,
+    ).to_mongo()  # fmt: skip
+    await database.records.insert_many({**one, "_id": f"r{at}"} for at in range(2000))
+    monkeypatch.setattr("agentrl.launcher.show_list.LONGEST_S", 0.02)
+    many = {"$range": [0, 20_000]}
+    slow = {"$expr": {"$eq": [{"$reduce": {"input": many, "initialValue": 0, "in": "$$this"}}, 0]}}
+    with pytest.raises(ConfigError, match="takes too long to find the records"):
+        await ids(database, json.dumps(slow))
 
 
 async def test_more_rows_than_a_filter_may_name_are_told_in_a_sentence(

@@ -1,6 +1,5 @@
 """The pages of `agentrl view`: what they say of a run's database, and who may read them."""
 
-import asyncio
 import html
 import json
 import math
@@ -10,15 +9,14 @@ import shlex
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx2
 import pytest
-from two_segments import FIRST, OF_RECORD, SECOND
+from two_segments import OF_RECORD
+from viewed import SECRET, seen_in, shown
 
-from agentrl.cli import main
 from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import TrainerStart
@@ -28,40 +26,6 @@ from agentrl.launcher.run_folder import LaunchRecord, write_launch
 from agentrl.training.run.rollout_table import look_at
 from agentrl.viewer.places import Places
 from agentrl.viewer.server import Viewer
-
-SECRET = "a secret of the test"
-
-
-@pytest.fixture
-async def run(
-    database: RunDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mongod: EmbeddedMongod
-) -> str:
-    """The name of a run with one Record of two segments."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DB_URL", mongod.url)
-    rows = [{**FIRST, **OF_RECORD}, {**SECOND, **OF_RECORD}]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    command = ["import", "rows.jsonl", "--run_name", database.name]
-    assert await asyncio.to_thread(main, command) == 0
-    return database.name
-
-
-@pytest.fixture
-async def page(run: str, mongod: EmbeddedMongod) -> AsyncIterator[httpx2.AsyncClient]:
-    """A browser that has opened the address with the secret."""
-    async with (
-        Places(Path("output"), mongod.url) as places,
-        Viewer(places, SECRET).running("127.0.0.1", 0) as port,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", follow_redirects=True) as client,
-    ):
-        assert (await client.get("/", params={"token": SECRET})).status_code == 200
-        yield client
-
-
-async def shown(page: httpx2.AsyncClient, path: str, **asked: str) -> str:
-    answer = await page.get(path, params=asked)
-    assert answer.status_code == 200, answer.text
-    return answer.text
 
 
 async def test_without_the_secret_nothing_is_shown_and_nothing_is_written(
@@ -263,7 +227,8 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert "lucky &lt;script&gt;" in kept.text and "odd, wrong tool" in kept.text
     assert record in await shown(page, records, label="wrong tool")
     assert "no such record" in await shown(page, records, label="other")
-    await page.post(f"{records}/{record}/note", data={"text": "", "labels": ""})
+    gone = {"text": "", "labels": "", "changed_at": seen_in(kept.text)}
+    await page.post(f"{records}/{record}/note", data=gone)
     assert "no such record" in await shown(page, records, label="wrong tool")
     long = await page.post(f"{records}/{record}/note", data={"text": "x" * 30_000})
     assert long.status_code == 400 and "20000 characters" in long.text

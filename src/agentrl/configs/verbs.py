@@ -23,6 +23,7 @@ DOCTOR_FLAGS = flags_named(
 SGLANG_FLAGS = flags_named("inf_tp_size", "inf_ep_size", "inf_mem_ratio")
 _LAUNCHED = "Flags that are not given are those of the run's launch."
 SHOWN_RECORDS = 20
+_MOST_DIGITS = 9  # of a number of records: MongoDB's limits are of 64 bits
 DEFAULTS = in_brackets(in_force(()))
 _ITS_OWN = {**DEFAULTS, "db_connection_string": "default: the run's own"}
 _NEEDED = {"db_connection_string": "needed"}
@@ -432,7 +433,7 @@ def show_parser() -> Parser:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
+    if not text.isdecimal() or len(text) > _MOST_DIGITS or int(text) < 1:
         raise ArgumentTypeError(f"{text!r} is no number of records")
     return int(text)
 

@@ -69,19 +69,19 @@ def mongod_of(config: Config) -> EmbeddedMongod:
     return EmbeddedMongod(config.output / "mongo", LOGS / f"{config.run.run_name}_mongo.log")
 
 
-def running_mongod(data_dir: Path) -> str | None:
+def running_mongod(data_dir: Path, patience_s: float = _PATIENCE_S) -> str | None:
     """The URL of the mongod that runs on this data folder and accepts writes; None if none runs.
 
     One that another process is starting or stopping is waited for. Raises `ConfigError` if it does
-    neither for a minute.
+    neither for `patience_s` seconds.
     """
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while mongod_holds(data_dir):
         if (data_dir / "port").exists() and _accepts_writes(url := embedded_url(data_dir)):
             return url
         if time.monotonic() > deadline:
             raise ConfigError(
-                f"the mongod on {data_dir} has neither answered nor ended for {_PATIENCE_S:.0f} s: "
+                f"the mongod on {data_dir} has neither answered nor ended for {patience_s:g} s: "
                 "see its log, or end it"
             )
         time.sleep(_LOOK_S)

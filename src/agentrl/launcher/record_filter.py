@@ -6,7 +6,8 @@
 A condition is FIELD, one of = != < <= > >=, and a value. All conditions must hold. A field is a
 field of a Record (with dots for nested ones), a column of `--list`, or one that other documents
 have: `step`, the optimizer step whose weights began the Record; `label`, of a note on it;
-`trained`, whether a step trained it. A text that begins with { is a filter in MongoDB's notation.
+`trained`, whether a step trained it. A text that begins with { is a filter in MongoDB's notation,
+without its operators that run JavaScript in mongod.
 """
 
 import json
@@ -17,8 +18,9 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
-from bson import json_util
-from pymongo.errors import OperationFailure
+from bson import encode, json_util
+from bson.errors import BSONError
+from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure
 
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import BEFORE_ALL, RunDatabase
@@ -38,6 +40,11 @@ COLUMNS = {
 STEP, LABEL, TRAINED = "step", "label", "trained"
 _OPERATORS = {"!=": "$ne", "<=": "$lte", ">=": "$gte", "<": "$lt", ">": "$gt", "=": "$eq"}
 _CONDITION = re.compile(r"\s*([\w.]+)\s*(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
+
+# They run JavaScript in the mongod of the run, which its samplers and its trainer wait for.
+_JAVASCRIPT = frozenset({"$where", "$function", "$accumulator"})
+_SHOWN = 200  # characters of a filter in an error
+LONGEST_S = 10.0  # a list of Records that takes longer is given up
 
 Filter = dict[str, Any]
 
@@ -65,7 +72,28 @@ def read_conditions(conditions: Sequence[str]) -> Filter:
     Raises `ConfigError` for an invalid condition.
     """
     read = [_read(condition) for condition in conditions]
-    return {"$and": read} if read else {}
+    found: Filter = {"$and": read} if read else {}
+    try:
+        encode(found)
+        operator = _javascript(found)
+    except (BSONError, OverflowError, RecursionError, ValueError) as error:
+        raise ConfigError(f"--where: MongoDB has no such value ({error})") from None
+    if operator is not None:
+        raise ConfigError(
+            f"--where: {operator} would run JavaScript in the run's MongoDB: say it with "
+            "comparisons, or with $expr"
+        )
+    return found
+
+
+def _javascript(value: Any) -> str | None:
+    """An operator within the filter that runs JavaScript."""
+    if isinstance(value, Mapping):
+        own = next((name for name in value if name in _JAVASCRIPT), None)
+        return own or next(filter(None, map(_javascript, value.values())), None)
+    if isinstance(value, list):
+        return next(filter(None, map(_javascript, value)), None)
+    return None
 
 
 def names_field(conditions: Filter, field: str) -> bool:
@@ -103,14 +131,18 @@ def _read(condition: str) -> Filter:
 
 
 def _read_json(text: str) -> Filter:
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
     try:
         found = json_util.loads(text)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"--where {text}: not JSON ({error})") from None
-    assert isinstance(found, dict)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--where {shown}: not JSON ({error})") from None
+    except (TypeError, KeyError, ArithmeticError, BSONError) as error:
+        raise ConfigError(f"--where {shown}: no value of MongoDB's ({error!r})") from None
+    if not isinstance(found, dict):  # as {"$oid": "..."} is a value
+        raise ConfigError(f"--where {shown}: a value, not a filter that names a field")
     if elsewhere := [name for name in _LOOKUPS if name in found]:
         raise ConfigError(
-            f"--where {text}: no Record in the database has {elsewhere[0]}; write it as a "
+            f"--where {shown}: no Record in the database has {elsewhere[0]}; write it as a "
             f"condition of its own, as {elsewhere[0]}=VALUE"
         )
     return found
@@ -211,9 +243,14 @@ async def finished_records(
 
 @contextmanager
 def refused_by_mongod() -> Iterator[None]:
-    """Raise `ConfigError` for a filter that MongoDB refuses in the block."""
+    """Raise `ConfigError` for a filter in the block that MongoDB refuses, or is too long at."""
     try:
         yield
+    except (ExecutionTimeout, NetworkTimeout):
+        raise ConfigError(
+            "--where: MongoDB takes too long to find the records: ask for fewer, as those of a "
+            "task or a step"
+        ) from None
     except OperationFailure as error:
         reason = (error.details or {}).get("errmsg", str(error))
         raise ConfigError(f"--where: MongoDB refuses the filter ({reason})") from None

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agentrl.databases.connection import BEFORE_ALL, RunDatabase
 from agentrl.databases.documents import HANDED_BACK, Record, Split
-from agentrl.launcher.record_filter import Filter, refused_by_mongod, selected
+from agentrl.launcher.record_filter import LONGEST_S, Filter, refused_by_mongod, selected
 from agentrl.launcher.runs import age
 
 _WIDE = 92  # width from which the task is shown, which the id names too
@@ -30,7 +30,7 @@ async def list_records(
     """The first `count` Records that match the conditions, in this order (a key of `ORDERS`).
 
     `split` is ignored if a condition is on the split. An order by score has only Records with a
-    score. Raises `ConfigError` for a filter that MongoDB refuses.
+    score. Raises `ConfigError` for a filter that MongoDB refuses, or is too long at.
     """
     cursor = (await in_order(database, order, conditions, split)).limit(count)
     with refused_by_mongod():
@@ -49,7 +49,8 @@ async def in_order(
     if order != "newest":
         # A scored Record has a `finished_at`, the condition of the index that has the order.
         filters.append({"score": {"$gte": -math.inf}, "finished_at": {"$gt": BEFORE_ALL}})
-    return database.records.find({"$and": filters}, fields).sort(ORDERS[order])
+    cursor = database.records.find({"$and": filters}, fields).sort(ORDERS[order])
+    return cursor.max_time_ms(int(LONGEST_S * 1000))
 
 
 def print_list(console: Console, records: Sequence[Record], run: str) -> None:

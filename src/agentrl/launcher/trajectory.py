@@ -15,7 +15,9 @@ async def find_record(database: RunDatabase, record_id: str | None, split: Split
     Raises `ConfigError` if there is none.
     """
     if record_id is not None:
-        document = await database.records.find_one({"_id": record_id})
+        # A word of the command line that is no UTF-8 is no id.
+        sound = record_id.encode(errors="replace").decode() == record_id
+        document = await database.records.find_one({"_id": record_id}) if sound else None
         if document is None:
             raise ConfigError(f"run {database.name} has no record {record_id!r}")
     else:

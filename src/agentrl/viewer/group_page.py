@@ -7,9 +7,15 @@ from typing import Any
 
 from agentrl.databases.documents import Record, Split, Task, TaskStatus
 from agentrl.databases.success import SUCCESS_SCORE
+from agentrl.viewer.address import order_in, split_in, text_in
 from agentrl.viewer.places import Place
 
 SHOWN = 200
+ORDERS: dict[str, dict[str, int]] = {  # of tasks
+    "newest": {"newest": -1},
+    "learned": {"learned": -1, "newest": -1},
+    "hardest": {"last": 1, "newest": -1},
+}
 _READ = 20_000  # newest groups of which the table is made
 _SCORES = {"$filter": {"input": "$slots.score", "as": "score", "cond": {"$ne": ["$$score", None]}}}
 _SUCCESS = {  # of a group; null without a score
@@ -63,12 +69,12 @@ async def read_tasks(place: Place, asked: Mapping[str, str]) -> list[TaskLine]:
     """The tasks that were begun, of the newest groups.
 
     `asked`: `text`, which id or query must have; `order`: `newest`, `learned` (the most first) or
-    `hardest` (least success in the last epoch); `split`.
+    `hardest` (least success in the last epoch); `split`. Raises `AddressError`.
     """
     begun = {"$nin": [TaskStatus.CREATED, TaskStatus.LEFT_OUT]}
     wanted: dict[str, Any] = {"split": await split_of(place, asked), "status": begun}
-    order = asked.get("order", "newest")
-    if text := asked.get("text", "").strip():
+    order = order_in(asked, ORDERS)
+    if text := text_in(asked):
         pattern = {"$regex": re.escape(text), "$options": "i"}
         wanted["$or"] = [{"task_id": pattern}, {"query": pattern}]
         return await _lines(place, wanted, order)
@@ -77,10 +83,6 @@ async def read_tasks(place: Place, asked: Mapping[str, str]) -> list[TaskLine]:
 
 
 async def _lines(place: Place, wanted: dict[str, Any], order: str) -> list[TaskLine]:
-    orders: dict[str, dict[str, int]] = {
-        "learned": {"learned": -1, "newest": -1},
-        "hardest": {"last": 1, "newest": -1},
-    }
     cursor = await place.database.tasks.aggregate(
         [
             {"$match": wanted},
@@ -98,7 +100,7 @@ async def _lines(place: Place, wanted: dict[str, Any], order: str) -> list[TaskL
             *([{"$match": {"known": {"$ne": []}}}] if order == "hardest" else []),
             # Of the newest known success and the oldest, of two or more; null sorts lowest.
             {"$set": {"last": {"$first": "$known"}, "learned": _LEARNED}},
-            {"$sort": orders.get(order, {"newest": -1})},
+            {"$sort": ORDERS[order]},
             {"$limit": SHOWN},
         ],
         allowDiskUse=True,
@@ -124,8 +126,8 @@ async def _lines(place: Place, wanted: dict[str, Any], order: str) -> list[TaskL
 
 async def split_of(place: Place, asked: Mapping[str, str]) -> Split:
     """The split that was asked for; else training, where the run has training tasks."""
-    if "split" in asked:
-        return Split(asked["split"])
+    if (named := split_in(asked)) is not None:
+        return named
     trains = await place.database.tasks.find_one({"split": Split.TRAIN}, {"_id": 1})
     return Split.TRAIN if trains else Split.EVAL
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import pymongo
 from pymongo import AsyncMongoClient
 
 from agentrl.configs import ConfigError
@@ -36,7 +37,8 @@ from agentrl.viewer.kept import Kept
 _IDLE_S = 60.0  # after which a mongod that was started for a look is stopped
 _LOOK_S = 0.5
 _NAMES_S = 10.0
-_ANSWER_S, _OWN_ANSWER_S = 10.0, 3.0
+_PORT_S, _OWN_PORT_S = 10.0, 3.0
+ANSWER_S = 8.0  # a database that has not answered a page by then is silent
 
 
 @dataclass
@@ -98,7 +100,8 @@ class Places:
 
     async def runs(self) -> list[RunRow]:
         """All runs, newest first. Raises `DatabaseUnreachable`."""
-        return await list_runs(self._root, self._url)
+        with pymongo.timeout(ANSWER_S):
+            return await list_runs(self._root, self._url)
 
     async def names(self) -> list[str]:
         """Names of these runs, as they were some seconds ago; none if they cannot be listed."""
@@ -113,7 +116,10 @@ class Places:
 
     @asynccontextmanager
     async def run(self, name: str) -> AsyncIterator[Place]:
-        """The run of this name. Raises `ConfigError` if there is none, `DatabaseUnreachable`."""
+        """The run of this name. Raises `ConfigError` if there is none, `DatabaseUnreachable`.
+
+        What the block asks of the database has `ANSWER_S` seconds; then a `PyMongoError` says so.
+        """
         async with self._lock:
             opened = self._open.get(name)
             if opened is not None and not self._stands(opened):
@@ -123,10 +129,12 @@ class Places:
                 await self._open.pop(name).stack.aclose()
                 opened = None
             if opened is None:
-                opened = self._open[name] = await self._enter(name)
+                with pymongo.timeout(None):  # also within the block of another run
+                    opened = self._open[name] = await self._enter(name)
             opened.users += 1
         try:
-            yield opened.place
+            with pymongo.timeout(ANSWER_S):
+                yield opened.place
         finally:
             opened.users -= 1
             opened.used = time.monotonic()
@@ -152,7 +160,7 @@ class Places:
         if url is None:
             if not data.is_dir():
                 raise _missing(name, str(given.parent), folder)
-            url = await asyncio.to_thread(running_mongod, data)
+            url = await asyncio.to_thread(running_mongod, data, ANSWER_S)
             if url is None:
                 if lock_holder(folder) is not None:  # whose mongod starts, or is started again
                     raise DatabaseUnreachable(_taken(name))
@@ -163,7 +171,7 @@ class Places:
         try:
             # Indexes are made by those who write.
             # One on loopback answers, or is gone, which its client's end waits for too.
-            patience = _ANSWER_S if port is None else _OWN_ANSWER_S
+            patience = _PORT_S if port is None else _OWN_PORT_S
             client: AsyncMongoClient[Any] = await stack.enter_async_context(server(url, patience))
             if name not in await client.list_database_names():
                 raise _missing(name, "its database", folder)

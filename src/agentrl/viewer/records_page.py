@@ -3,12 +3,13 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 from agentrl.databases.documents import Record, Split
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import ORDERS, list_records
+from agentrl.viewer.address import order_in, text_in, time_in
 from agentrl.viewer.group_page import split_of
 from agentrl.viewer.notes import labelled, labels_in_use
 from agentrl.viewer.places import Place
@@ -43,7 +44,7 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
     """Read it. `asked`: `where` (conditions, one a line), `order`, `split`, `text`, `label`, and
     `before`, a time.
 
-    Raises `ConfigError` for a filter and `ValueError` for a time or an order that cannot be read.
+    Raises `ConfigError` for a filter, and `AddressError`.
     """
     database = place.database
     given = [line.strip() for line in re.split(r"[\n;]", asked.get("where", "")) if line.strip()]
@@ -51,9 +52,7 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
     if label := asked.get("label", ""):
         chosen = {"_id": {"$in": await labelled(database, label)}}
         conditions = {"$and": [*conditions.get("$and", []), chosen]}
-    order, text = asked.get("order", "newest"), asked.get("text", "").strip()
-    if order not in ORDERS:
-        raise ValueError(f"order {order!r}: choose from {', '.join(ORDERS)}")
+    order, text = order_in(asked, ORDERS), text_in(asked)
     split = await split_of(place, asked)
     labels = await labels_in_use(database)
     shown = {**asked, "split": split}
@@ -64,16 +63,8 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
         found = await search_in_order(database, order, conditions, split, text, SHOWN)
         first = found.looked_at if found.more else None
         return RecordsPage(shown, found.records, labels, first=first)
-    found = await search(database, conditions, split, text, _time(asked.get("before", "")), SHOWN)
+    found = await search(database, conditions, split, text, time_in(asked, "before"), SHOWN)
     newest = not text and "before" not in asked
     return RecordsPage(
         shown, found.records, labels, looked_at=found.looked_at, until=found.until, newest=newest
     )
-
-
-def _time(text: str) -> datetime | None:
-    """A time of an address of this page. Raises ValueError."""
-    if not text:
-        return None
-    read = datetime.fromisoformat(text)
-    return read if read.tzinfo else read.replace(tzinfo=UTC)

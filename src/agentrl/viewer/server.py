@@ -1,7 +1,8 @@
 """The HTTP server of the pages: routes, who may look, and what is said when something is missing.
 
 Who has the secret may look: it is in the address that is printed, and a browser then keeps it in a
-cookie. Requests that write have to carry that cookie, which browsers send from these pages only.
+cookie. Browsers share the cookies of a host among its ports, so the cookie's name is the secret's,
+and requests that write have to come from these pages.
 """
 
 import hashlib
@@ -9,45 +10,46 @@ import hmac
 import logging
 import re
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from importlib.resources import files
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 import orjson
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from agentrl import __version__
 from agentrl.configs import ConfigError
 from agentrl.databases.connection import DatabaseUnreachable
-from agentrl.databases.documents import Record
+from agentrl.databases.documents import Note, Record
 from agentrl.launcher.run_state import State
 from agentrl.launcher.trajectory import trajectory_json
 from agentrl.launcher.trajectory_tokens import read_tokens
+from agentrl.viewer.address import AddressError, time_in
 from agentrl.viewer.compare_page import Choice, Side, chosen, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
-from agentrl.viewer.notes import write_note
-from agentrl.viewer.places import Place, Places
+from agentrl.viewer.notes import NoteMoved, write_note
+from agentrl.viewer.places import ANSWER_S, Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
-from agentrl.viewer.shown import FILTERS
+from agentrl.viewer.shown import FILTERS, clock
 from agentrl.viewer.step_page import read_step_page
 from agentrl.viewer.trajectory_page import read_trajectory_page, read_turns_of
 from agentrl.viewer.turn_request import curl_command
 
 log = logging.getLogger(__name__)
 
-_COOKIE = "agentrl-view"
 _SAFE = {
     # Pages load only what this server has, and no other site shows them in a frame.
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; "
     "style-src 'self' 'unsafe-inline'; frame-ancestors 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",  # with none, forms would not say where they come from
 }
 _OWN_PAGE = re.compile(r"/(?![/\\])[!-~]*")  # an address that leads to no other server
 _LARGEST_BODY = 256 * 1024
@@ -65,6 +67,8 @@ class Viewer:
         self._secret = secret
         self._kind = kind
         self._cookie = hmac.new(secret.encode(), b"agentrl view", hashlib.sha256).hexdigest()
+        name = hmac.new(secret.encode(), b"name of the cookie", hashlib.sha256).hexdigest()
+        self._cookie_name = f"agentrl-view-{name[:12]}"
         self._pages = Environment(
             loader=PackageLoader("agentrl.viewer"),
             autoescape=True,
@@ -99,7 +103,7 @@ class Viewer:
             await runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[self._admit], client_max_size=_LARGEST_BODY)
+        app = web.Application(middlewares=[self._told, self._admit], client_max_size=_LARGEST_BODY)
         app.router.add_static("/static", str(files("agentrl.viewer") / "static"))
         app.router.add_get("/", self._runs)
         app.router.add_post("/login", self._login)
@@ -107,35 +111,57 @@ class Viewer:
         for path, page in (
             ("", self._run),
             ("/charts", self._charts),
-            ("/steps/{step:\\d+}", self._step),
+            ("/steps/{step:\\d{1,9}}", self._step),
             ("/tasks", self._tasks),
             ("/groups/{group}", self._group),
             ("/records", self._records),
             ("/records/{record}", self._record),
             ("/records/{record}/json", self._whole),
             ("/records/{record}/tokens", self._tokens),
-            ("/records/{record}/turns/{turn:\\d+}/curl", self._curl),
+            ("/records/{record}/turns/{turn:\\d{1,9}}/curl", self._curl),
             ("/compare", self._compare),
             ("/failures", self._failures),
         ):
             app.router.add_get(run + path, self._of_run(page))
-        app.router.add_post(run + "/records/{record}/note", self._of_run(self._note))
+        app.router.add_post(run + "/records/{record}/note", self._note)
         return app
+
+    @web.middleware
+    async def _told(
+        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ) -> web.StreamResponse:
+        """Say in a sentence what is not there, and as a last resort what failed."""
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return self._html("failed.html", 404, reason=f"there is no page {request.path}")
+        except web.HTTPException:
+            raise
+        except Exception as error:  # of what is stored, or of ours: the log has all of it
+            log.exception("%s cannot be shown", request.path)
+            first = next(iter(str(error).splitlines()), "")
+            what = f"{request.path} cannot be shown: {type(error).__name__}: {first[:500]}"
+            return self._html("failed.html", 500, reason=f"{what} (the viewer's log has more).")
 
     @web.middleware
     async def _admit(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         response: web.StreamResponse
+        if request.method == "POST" and _foreign(request):
+            reason = "this was sent by a page of another address: send it from here"
+            return self._html("failed.html", 403, reason=reason)
         shown = request.query.get("token", "")
         if shown and hmac.compare_digest(shown.encode(), self._secret.encode()):
             clean = request.rel_url.without_query_params("token")
             response = web.HTTPSeeOther(clean)
             self._remember(response)
             raise response
-        kept = request.cookies.get(_COOKIE, "")
+        kept = request.cookies.get(self._cookie_name, "")
         known = hmac.compare_digest(kept.encode(), self._cookie.encode())
         open_to_all = request.path == "/login" or request.path.startswith("/static/")
+        if not known and request.method == "POST" and "record" in request.match_info:
+            return await self._note_refused(request, 401, "this browser is not logged in any more")
         if not known and not open_to_all:
             asked = str(request.rel_url.without_query_params("token"))
             return self._ask_who(asked if request.method == "GET" else "/", wrong=bool(shown))
@@ -159,7 +185,7 @@ class Viewer:
         return self._html("login.html", 401, kind=self._kind, there=there, wrong=wrong)
 
     def _remember(self, response: web.StreamResponse) -> None:
-        response.set_cookie(_COOKIE, self._cookie, httponly=True, samesite="Strict")
+        response.set_cookie(self._cookie_name, self._cookie, httponly=True, samesite="Strict")
 
     def _of_run(self, page: _Page) -> Callable[[web.Request], Awaitable[web.Response]]:
         """The handler of a page about a run, which says in one sentence what it lacks."""
@@ -170,9 +196,12 @@ class Viewer:
                     return await page(request, place)
             except ConfigError as error:
                 return self._html("missing.html", 404, reason=str(error), again=False)
+            except AddressError as error:
+                return self._html("failed.html", 400, reason=str(error))
             except (DatabaseUnreachable, PyMongoError) as error:
                 log.warning("%s: %s", request.path, error)
-                return self._html("missing.html", 503, reason=str(error), again=True)
+                reason = _why_no_answer(error, "read")
+                return self._html("missing.html", 503, reason=reason, again=True)
 
         return answer
 
@@ -225,11 +254,12 @@ class Viewer:
     async def _records(self, request: web.Request, place: Place) -> web.Response:
         try:
             page = await read_records_page(place, request.query)
-        except (ConfigError, ValueError) as error:
-            refused = str(error).removeprefix("--where ")
+        except (ConfigError, AddressError) as error:
+            refused = str(error).removeprefix("--where").lstrip(": ")
             page = RecordsPage(request.query, [], [], error=refused)
-        status = 200 if page.error is None else 400
-        return await self._shown("records.html", place, status, page=page)
+            # The database is not asked again: its time for this page may be over.
+            return self._html("records.html", 400, place=place, row=None, live=False, page=page)
+        return await self._shown("records.html", place, page=page)
 
     async def _record(self, request: web.Request, place: Place) -> web.Response:
         page = await read_trajectory_page(place, request.match_info["record"])
@@ -280,33 +310,89 @@ class Viewer:
             missing=[each for each in dict.fromkeys((missing, also)) if each],
         )  # fmt: skip
 
-    async def _note(self, request: web.Request, place: Place) -> web.Response:
-        form = await request.post()
-        record = request.match_info["record"]
-        labels = [label.strip() for label in str(form.get("labels", "")).split(",")]
-        text = str(form.get("text", "")).strip()
+    async def _note(self, request: web.Request) -> web.Response:
+        run, record = request.match_info["run"], request.match_info["record"]
+        form = _NoteForm.of(await request.post())
         try:
-            await write_note(place.database, record, text, [each for each in labels if each])
+            seen = time_in({"changed_at": form.changed_at}, "changed_at")
+            async with self._places.run(run) as place:
+                await write_note(place.database, record, form.text.strip(), form.each_label(), seen)
+        except NoteMoved as error:
+            return await self._note_refused(request, 409, str(error), error.found)
+        except ConfigError as error:
+            return await self._note_refused(request, 404, str(error))
         except ValueError as error:
-            return self._html("missing.html", 400, reason=str(error), again=False)
-        there = _href("run", place.name, "records", record)
-        return web.Response(status=303, headers={"Location": there})
+            return await self._note_refused(request, 400, str(error))
+        except (DatabaseUnreachable, PyMongoError) as error:
+            log.warning("%s: %s", request.path, error)
+            return await self._note_refused(request, 503, _why_no_answer(error, "write"))
+        return web.Response(status=303, headers={"Location": _href("run", run, "records", record)})
+
+    async def _note_refused(
+        self, request: web.Request, status: int, reason: str, there: Note | None = None
+    ) -> web.Response:
+        """Why a note is not kept, with its text. `there`: what somebody else wrote meanwhile."""
+        form = _NoteForm.of(await request.post())
+        if status == 409:  # who sends it again has seen what is there
+            form = replace(form, changed_at=clock(there.changed_at if there else None))
+        return self._html(
+            "note.html", status, reason=reason, form=form, there=there,
+            run=request.match_info["run"], record=request.match_info["record"],
+        )  # fmt: skip
 
     def _none(self, place: Place, kind: str, name: str) -> web.Response:
         reason = f"run {place.name} has no {kind} {name!r}"
         return self._html("missing.html", 404, reason=reason, again=False)
 
-    async def _shown(
-        self, template: str, place: Place, status: int = 200, **shown: Any
-    ) -> web.Response:
+    async def _shown(self, template: str, place: Place, **shown: Any) -> web.Response:
         """A page about a run. That of a live one keeps itself fresh."""
         row = await place.row()
         live = row is not None and row.state is State.LIVE
-        return self._html(template, status, place=place, row=row, live=live, **shown)
+        return self._html(template, place=place, row=row, live=live, **shown)
 
     def _html(self, template: str, status: int = 200, **shown: Any) -> web.Response:
         text = self._pages.get_template(template).render(**shown)
         return web.Response(text=text, status=status, content_type="text/html", headers=_SAFE)
+
+
+@dataclass(frozen=True)
+class _NoteForm:
+    """What a visitor has typed. `changed_at`: of the note that was there then, else empty."""
+
+    text: str
+    labels: str
+    changed_at: str
+
+    @classmethod
+    def of(cls, form: Mapping[str, Any]) -> Self:
+        return cls(*(str(form.get(name, "")) for name in ("text", "labels", "changed_at")))
+
+    def each_label(self) -> list[str]:
+        return [label.strip() for label in self.labels.split(",") if label.strip()]
+
+
+def _why_no_answer(error: Exception, what: str) -> str:
+    """One sentence. `what`: what was to be done, read or write."""
+    match error:
+        case PyMongoError(timeout=True):
+            return f"The run's database has not answered within {ANSWER_S:g} s: is it at work?"
+        case OperationFailure(code=13):  # Unauthorized; the reply has the whole command in it
+            return f"The user of DB_URL may not {what} in the run's database"
+        case OperationFailure():
+            return f"The run's database refuses: {(error.details or {}).get('errmsg', error)}"
+    return str(error).split(", Timeout:")[0].split(", full error:")[0]
+
+
+def _foreign(request: web.Request) -> bool:
+    """Whether a browser sends it from a page of another origin.
+
+    `Sec-Fetch-Site` holds behind a proxy too, which may change `Host`; browsers send it over TLS
+    and to this machine. A program sends neither.
+    """
+    if (site := request.headers.get("Sec-Fetch-Site")) is not None:
+        return site not in ("same-origin", "none")
+    origin = request.headers.get("Origin")
+    return origin is not None and origin.partition("://")[2] != request.host
 
 
 async def _side(

@@ -1,12 +1,12 @@
 """Numbers, times and texts as people read them: the filters of the templates."""
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
 from agentrl.launcher.runs import age
 from agentrl.launcher.view import duration
+from agentrl.viewer.folded_json import folded_json
 
 _NONE = "–"
 
@@ -32,17 +32,6 @@ def clock(value: datetime | float | None) -> str:
         return ""
     then = value if isinstance(value, datetime) else datetime.fromtimestamp(value, UTC)
     return then.isoformat(timespec="milliseconds")
-
-
-def folded_json(value: object) -> str:
-    """JSON over several lines; a text that is JSON is shown as what it says."""
-    if isinstance(value, str):
-        try:
-            read = json.loads(value)
-        except ValueError:
-            return value
-        value = read
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -62,7 +62,8 @@ class TrajectoryPage:
     siblings: list[dict[str, Any]]
     note: Note | None
     model: str | None
-    replay: str | None  # the command that runs its program again
+    show: str  # the command that shows it in a terminal
+    replay: str | None  # the one that runs its program again
 
 
 async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage | None:
@@ -91,6 +92,7 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
         siblings=[each async for each in siblings.sort([("rollout", 1), ("attempt", -1)])],
         note=await read_note(database, record_id),
         model=None if model is None else str(model),
+        show=shlex.join(["agentrl", "show", place.name, record.id]),
         replay=_replay_command(place, record),
     )
 

@@ -1,6 +1,7 @@
 """The best and the worst rollouts of a step, as trackers show them."""
 
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, urlsplit
@@ -89,6 +90,7 @@ def pages_address() -> str | None:
 def look_at(run: str, record: str | None, pages: str | None) -> str:
     """Where a run or one of its Records is seen: its page, or without an address the command."""
     if pages is None:
-        return f"agentrl show {run} {record}" if record else f"agentrl view {run}"
+        words = ["view", run] if record is None else ["show", run, record]
+        return shlex.join(["agentrl", *words])
     page = f"{pages}/run/{quote(run, safe='')}"
     return page if record is None else f"{page}/records/{quote(record, safe='')}"

@@ -130,14 +130,25 @@ async function layOver() {
 // -- a live page reads itself again, and changes in place
 
 const kept = new Set(["open", "aria-selected", "hidden"]); // what the visitor chose
+const typedInto = (form) => [...form.elements].some((field) =>
+  field.matches("input, textarea") && field.value !== field.defaultValue
+  || field.matches("select") && field.selectedIndex !== Math.max(0, [...field.options].findIndex((option) => option.defaultSelected)));
+function say(sentence) { // above the page, which is as it was read last
+  const told = document.createElement("p");
+  told.className = "bad";
+  told.setAttribute("role", "alert");
+  told.textContent = sentence;
+  document.querySelector("main").prepend(told);
+}
 async function refresh() {
   const main = document.querySelector("main");
   const every = Number(main.dataset.live || 0);
   if (!every) return;
-  const busy = document.hidden || main.contains(document.activeElement) && document.activeElement.matches("input, select");
+  const busy = document.hidden || main.contains(document.activeElement) && document.activeElement.matches("input, select, textarea");
   if (!busy) {
     try {
       const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
+      if (answer.status === 401) return say("This page is not kept fresh any more: the server does not know this browser. Open the address that agentrl view printed, or log in.");
       if (answer.ok && "reload" in main.dataset) return location.reload(); // it is there now
       if (answer.ok) {
         const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").querySelector("main");
@@ -145,6 +156,7 @@ async function refresh() {
           callbacks: {
             beforeNodeMorphed: (old, now) => {
               if (old.id === "tokens") return false;
+              if (old.matches?.("form") && typedInto(old)) return false; // also its hidden fields
               if (old.classList?.contains("chart") && now.dataset?.chart) {
                 old.dataset.chart = now.dataset.chart;
                 return false;
@@ -242,7 +254,12 @@ async function showTokens() {
   if (tokens) return;
   stream.textContent = "reading …";
   const answer = await fetch(panel.dataset.tokens);
-  tokens = answer.ok ? await answer.json() : [];
+  if (!answer.ok) {
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    stream.textContent = page.querySelector("[role=alert]")?.textContent ?? `the server answers ${answer.status}`;
+    return;
+  }
+  tokens = await answer.json();
   stream.replaceChildren();
   const sight = new IntersectionObserver((seen) => seen.forEach((each) => { if (each.isIntersecting) { fill(each.target); sight.unobserve(each.target); } }), { rootMargin: "800px" });
   for (const turn of tokens) {
@@ -295,8 +312,9 @@ addEventListener("click", async (event) => {
   const told = event.target.textContent;
   const path = copy ?? curl;
   const answer = path && await fetch(`${location.pathname}/${path}`);
-  await navigator.clipboard.writeText(answer ? await answer.text() : text);
-  event.target.textContent = "Copied";
+  const ok = !answer || answer.ok; // else it is a page that says why
+  if (ok) await navigator.clipboard.writeText(answer ? await answer.text() : text);
+  event.target.textContent = ok ? "Copied" : "Cannot be copied";
   setTimeout(() => { event.target.textContent = told; }, 1500);
 });
 

@@ -1,0 +1,21 @@
+"""Pages of `agentrl view`, as tests read them."""
+
+import html
+import re
+
+import httpx2
+
+SECRET = "a secret of the test"
+
+
+async def shown(page: httpx2.AsyncClient, path: str, **asked: str) -> str:
+    answer = await page.get(path, params=asked)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def seen_in(page: str) -> str:
+    """When the note of this page was written, as its form says it."""
+    field = re.search(r'name="changed_at" value="([^"]*)"', page)
+    assert field is not None
+    return html.unescape(field[1])
