@@ -79,6 +79,7 @@ def prometheus(tmp_path: Path) -> Iterator[Prometheus]:
     place.mkdir(parents=True)
     (place / "prometheus.yml").write_text(yaml.safe_dump(config))
     (place / "alerts.yml").symlink_to(DEPLOY / "prometheus/alerts.yml")
+    (tmp_path / "output").mkdir()  # what is there is watched, else looked for every 30 s
     url = f"127.0.0.1:{free_port()}"
     with (tmp_path / "prometheus.log").open("wb") as log:
         process = subprocess.Popen(
@@ -108,7 +109,8 @@ def launch(tmp_path: Path) -> Iterator["subprocess.Popen[str]"]:
     (tmp_path / "assets").symlink_to(REPOSITORY / "assets")
     process = subprocess.Popen(
         [sys.executable, "-m", "agentrl.cli", "launch", "grpo", "demo", "--eval_steps", "0",
-         "--per_device_train_batch_size", "4", "--metrics_port", str(free_port())],
+         "--per_device_train_batch_size", "4", "--max_steps", "10000",
+         "--metrics_port", str(free_port())],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(REPOSITORY / "src")},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
