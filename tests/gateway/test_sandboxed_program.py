@@ -25,8 +25,9 @@ from agentrl.rollout.agents import load_agents
 PROGRAM = Path(__file__).with_name("hostile_program.py")
 # By hand, where there is a docker to run it: an image that has python3.
 IMAGE = os.environ.get("SANDBOX_TEST_IMAGE")
+# Bubblewrap needs root or user namespaces, as other slow tests do.
 SANDBOXES = [
-    "bubblewrap",
+    pytest.param("bubblewrap", marks=pytest.mark.slow),
     pytest.param(f"docker:{IMAGE}", marks=pytest.mark.skipif(IMAGE is None, reason="no docker")),
 ]
 
@@ -130,6 +131,7 @@ async def test_limits_hold_without_a_sandbox_too(
         await stage.attempt("program")
 
 
+@pytest.mark.slow
 async def test_a_program_within_its_limits_is_not_disturbed(stage: Stage, code: Path) -> None:
     limits = ("--agent_memory_mib", "200", "--agent_cpu_seconds", "20", "--agent_processes", "9",
               "--agent_disk_mib", "5")  # fmt: skip
@@ -137,6 +139,7 @@ async def test_a_program_within_its_limits_is_not_disturbed(stage: Stage, code: 
     assert (await stage.attempt("program")).score == 1.0
 
 
+@pytest.mark.slow
 async def test_a_sandboxed_program_that_is_cancelled_leaves_no_process(
     stage: Stage, code: Path
 ) -> None:
