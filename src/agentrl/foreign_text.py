@@ -46,3 +46,8 @@ def one_line(text: str) -> str:
 def visible(text: str) -> str:
     """A text whose control characters are spelled out, so that printing it can do nothing else."""
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)
+
+
+def visible_json(text: str) -> str:
+    """JSON that can be printed likewise: it says the same, with these characters escaped."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

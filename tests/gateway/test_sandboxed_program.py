@@ -187,7 +187,9 @@ async def test_a_sandbox_that_cannot_be_made_is_refused_at_the_start(
 def test_the_command_of_a_container_has_its_limits_and_no_key(tmp_path: Path) -> None:
     limits = ProgramLimits(memory_mib=512, cpu_seconds=9, processes=20, disk_mib=64)
     docker = sandbox.Docker("agents:1", (tmp_path,), limits)
-    words = docker.command(["python", "x.py"], "a", tmp_path, 8801, ["OPENAI_API_KEY"])
+    words = docker.command(
+        sandbox.SandboxedProgram(["python", "x.py"], "a", tmp_path, 8801, ["OPENAI_API_KEY"])
+    )
     assert words[:2] == ["docker", "run"] and docker.removal("a") == [
         "docker", "rm", "--force", words[words.index("--name") + 1]
     ]  # fmt: skip

@@ -1,6 +1,7 @@
 """What commands print can do nothing to a terminal but show text."""
 
 import io
+import json
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from agentrl.foreign_text import visible_json
 from agentrl.launcher.console import TerminalConsole
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\x1b[31mRED\u202e\x9b31m\x00\udc80 1\x08\r0\u2028\x7f"
@@ -32,6 +34,12 @@ def test_texts_of_tools_and_models_are_shown_and_not_obeyed(made: type[Text]) ->
     assert r"RED\u202e\x9b31m" in plain or made is in_table  # a column was measured without them
     assert plain.replace("\n", "").isprintable(), ascii(plain)
     assert plain != printed, "its own colours are there"
+
+
+def test_json_says_the_same_and_holds_no_control_codes() -> None:
+    printed = visible_json(json.dumps({HOSTILE: [HOSTILE, "é 中文"]}, ensure_ascii=False, indent=1))
+    assert json.loads(printed) == {HOSTILE: [HOSTILE, "é 中文"]}
+    assert printed.replace("\n", "").isprintable() and "é 中文" in printed
 
 
 def test_what_people_write_stays_as_it_is() -> None:

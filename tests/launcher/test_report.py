@@ -412,7 +412,9 @@ async def test_a_trajectory_is_printed_with_its_calls_results_and_score(
     record = await find_record(database, None, Split.TRAIN)
     answer = await right_answer(database, record)
     out = io.StringIO()
-    print_record(Console(file=out, width=100), record, await read_turns(database, record), answer)
+    print_record(
+        Console(file=out, width=100), record, await read_turns(database, record.id), answer
+    )
     for words in ("a-t0-a0", "How many bolts?", "let me look", "→ stock(bin='Q6')", "27", "score 1",
                   "agent → find(item='bolt')", "tools in the prompt: find, stock",
                   "right answer twenty-seven"):  # fmt: skip

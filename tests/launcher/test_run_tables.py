@@ -27,6 +27,7 @@ from agentrl.databases.mongod import EmbeddedMongod
 async def test_documents_are_columns_with_dots_and_tokens_are_numbers(
     database: RunDatabase, mongod: EmbeddedMongod, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DB_URL", mongod.url)
     rows = [{**FIRST, **OF_RECORD}, {**SECOND, **OF_RECORD}]
     file = tmp_path / "rows.jsonl"

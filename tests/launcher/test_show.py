@@ -14,7 +14,7 @@ from agentrl.cli import main
 from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
-from agentrl.viewer.notes import write_note
+from agentrl.databases.notes import write_note
 
 ONE = OF_RECORD["record"]
 OTHER = "train-0-x-t2-a0"  # says something else in its second turn, and has no second segment

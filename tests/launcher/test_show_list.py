@@ -20,11 +20,11 @@ from agentrl.databases.documents import (
     TokenCounts,
     VersionRange,
 )
+from agentrl.databases.notes import write_note
 from agentrl.databases.policies import publish
 from agentrl.launcher import record_filter
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.show_list import list_records, print_list
-from agentrl.viewer.notes import write_note
 
 
 async def add_records(database: RunDatabase) -> None:

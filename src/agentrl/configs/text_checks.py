@@ -39,27 +39,20 @@ def check_service_url(text: str) -> None:
         raise ValueError(
             "must begin with http:// or https://, or with the name of an engine and a + before that"
         )
-    if "@" in text or "?" in text:
-        raise ValueError(
-            "must hold no password and no query: give the services' key with "
-            "--inference_api_key_env"
-        )
-    _check_host(text)
+    _check_shown_url(text, "the services' key with --inference_api_key_env")
 
 
 def check_otlp_endpoint(text: str) -> None:
     """Check the URL of a receiver of traces. Passwords are refused, as in a service's URL."""
     if not re.match(r"https?://", text):
         raise ValueError("must begin with http:// or https://")
-    if "@" in text or "?" in text:
-        raise ValueError(
-            "must hold no password and no query: give headers in the environment variable "
-            "OTEL_EXPORTER_OTLP_HEADERS"
-        )
-    _check_host(text)
+    _check_shown_url(text, "headers in the environment variable OTEL_EXPORTER_OTLP_HEADERS")
 
 
-def _check_host(url: str) -> None:
+def _check_shown_url(url: str, instead: str) -> None:
+    """Check what logs show of a URL, and its host. `instead`: what to give in place of a secret."""
+    if "@" in url or "?" in url:
+        raise ValueError(f"must hold no password and no query: give {instead}")
     parts = urlsplit(url)  # raises ValueError for brackets that are no address
     if not parts.hostname:
         raise ValueError("must name a host")

@@ -4,6 +4,7 @@ What is stored
     documents.py, transitions.py   the documents, and which state may follow which
     token_tree.py, growing_tree.py, arrays.py   tokens of a Record
     conversation.py   what was said in a Record, as texts
+    notes.py   what people write on a Record
     task_file/, scorer_notation.py   what users write in task files
 The ledgers
     tasks.py, slot_ends.py, expressions.py   of sampling: who works on which rollout

@@ -84,6 +84,11 @@ def is_outage(error: BaseException) -> bool:
     return isinstance(error, OperationFailure) and error.code in _PASSING
 
 
+def reason_of(error: Exception) -> str:
+    """What an error of the driver says, without its settings and the whole reply of the server."""
+    return str(error).split(", Timeout:")[0].split(", full error:")[0]
+
+
 class _Collection:
     """A collection of a run's database, by name."""
 

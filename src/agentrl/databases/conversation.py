@@ -25,13 +25,20 @@ def conversation(turns: Sequence[DispatchedSamplingTask]) -> list[Said]:
             if role != "tool" or not answered:
                 said.append(Said(turn.turn, role, str(message.get("content") or "")))
         said.append(Said(turn.turn, "assistant", turn.output_text))
-        said += [Said(turn.turn, "call", _call(call)) for call in turn.tool_calls if call.name]
+        said += [
+            Said(turn.turn, "call", _with_result(call)) for call in turn.tool_calls if call.name
+        ]
         # Calls that a program made itself: their results are messages of a later turn.
         answered = all(call.result is not None for call in turn.tool_calls)
     return said
 
 
-def _call(call: ToolCall) -> str:
+def call_text(call: ToolCall) -> str:
+    """A call as it would be written in Python, without its result."""
     arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
+    return f"{call.name}({arguments})"
+
+
+def _with_result(call: ToolCall) -> str:
     result = "" if call.result is None else f"  ⇒  {call.result}"
-    return f"{call.name}({arguments}){result}"
+    return call_text(call) + result

@@ -17,8 +17,8 @@ class LedgerCounts:
 
     `tasks`: by split and status. `slots`: of groups in progress, by status. `expired`: leased slots
     whose lease has ended and that nobody has reaped. `records`, `rows`: by status; `ENDED` is one
-    of the Records'. `last_step`: when the present
-    trainer last changed the weights, in seconds since 1970.
+    of the Records'. `last_step`: when the present trainer last changed the weights, in seconds
+    since 1970.
     """
 
     tasks: dict[tuple[str, str], int]

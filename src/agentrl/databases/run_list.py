@@ -6,7 +6,6 @@ Reading creates no database and no index.
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 from pymongo import AsyncMongoClient
@@ -16,11 +15,13 @@ from agentrl.databases.connection import (
     COLLECTIONS,
     DatabaseUnreachable,
     RunDatabase,
+    reason_of,
     wait_told,
 )
 from agentrl.databases.documents import Run
 from agentrl.databases.mongodb_url import URL_ERRORS, why_no_url
 from agentrl.databases.runs import load_run
+from agentrl.databases.server_time import server_time
 from agentrl.redaction import without_passwords
 
 _OTHERS = frozenset({"admin", "local", "config"})
@@ -62,7 +63,7 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
             f"MongoDB at {shown} refuses: {(error.details or {}).get('errmsg', error)}"
         ) from None
     except PyMongoError as error:
-        reason = str(error).split(", Timeout:")[0].split(", full error:")[0]
+        reason = reason_of(error)
         raise DatabaseUnreachable(f"MongoDB at {shown} does not answer: {reason}") from None
     finally:
         await client.close()
@@ -70,8 +71,7 @@ async def server(url: str, timeout_s: float = 10.0) -> AsyncIterator[AsyncMongoC
 
 async def stored_runs(client: AsyncMongoClient[Any], only: str | None = None) -> list[StoredRun]:
     """All runs of a server, or the run named `only`. A run is a database with a `Run` document."""
-    hello = await client.admin.command("hello", codec_options=client.codec_options)
-    now: datetime = hello["localTime"]
+    now = await server_time(client)
     found = []
     named = {} if only is None else {"name": only}
     for listed in await (await client.list_databases(filter=named)).to_list():

@@ -29,7 +29,16 @@ from agentrl.gateway.outcome import Outcome
 from agentrl.gateway.program_limits import ProgramLimits
 from agentrl.gateway.program_process import ProgramProcess
 from agentrl.gateway.program_start import PROGRAM_START
-from agentrl.gateway.sandbox import DOOR, SHOWN, TASK, Docker, Sandbox, sandbox_of, show
+from agentrl.gateway.sandbox import (
+    DOOR,
+    SHOWN,
+    TASK,
+    Docker,
+    Sandbox,
+    SandboxedProgram,
+    sandbox_of,
+    show,
+)
 from agentrl.gateway.server import Gateway
 from agentrl.gateway.sessions import Session
 
@@ -99,8 +108,9 @@ async def run_command(command: Command, session: Session, url: str, gateway: Gat
             variables = _variables(session, url, f"{SHOWN}/{TASK}")
             # The key's digest: names of containers can be seen by others.
             name = hashlib.blake2b(session.key.encode(), digest_size=8).hexdigest()
-            names = list(variables)
-            words = command.sandbox.command(command.words, name, shown, gateway.port, names)
+            words = command.sandbox.command(
+                SandboxedProgram(command.words, name, shown, gateway.port, list(variables))
+            )
             environment = command.sandbox.environment(variables)
             if (removal := command.sandbox.removal(name)) is not None:
                 stack.push_async_callback(_remove, removal, environment)

@@ -43,6 +43,21 @@ _LANGUAGE = ("LANG", "LC_ALL", "TZ")
 _OWN = {"HOME": "/tmp", "TMPDIR": "/tmp", "USER": "agent", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
+@dataclass(frozen=True)
+class SandboxedProgram:
+    """A program and what it is given.
+
+    `name`: of the attempt. `shown`: its folder, which `show` has filled. `port`: of the gateway;
+    None without a way to it. `variables`: names of those that the program gets.
+    """
+
+    words: Sequence[str]
+    name: str
+    shown: Path
+    port: int | None = None
+    variables: Sequence[str] = ()
+
+
 class Sandbox(Protocol):
     """A way to run programs apart from the machine.
 
@@ -51,19 +66,8 @@ class Sandbox(Protocol):
 
     kills: bool
 
-    def command(
-        self,
-        words: Sequence[str],
-        name: str,
-        shown: Path,
-        port: int | None,
-        variables: Sequence[str],
-    ) -> list[str]:
-        """The words that run a program.
-
-        `name`: of the attempt. `shown`: its folder, which `show` has filled. `port`: of the
-        gateway; None without a way to it. `variables`: names of those that the program gets.
-        """
+    def command(self, program: SandboxedProgram) -> list[str]:
+        """The words that run a program."""
         ...
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
@@ -119,17 +123,10 @@ class Bubblewrap:
     limits: ProgramLimits
     kills = False
 
-    def command(
-        self,
-        words: Sequence[str],
-        name: str,
-        shown: Path,
-        port: int | None,
-        variables: Sequence[str],
-    ) -> list[str]:
+    def command(self, program: SandboxedProgram) -> list[str]:
         """See `Sandbox`."""
-        start = _start_words(self.limits.of_process(), port)
-        return [*self._room(shown), sys.executable, *start, *words]
+        start = _start_words(self.limits.of_process(), program.port)
+        return [*self._room(program.shown), sys.executable, *start, *program.words]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """See `Sandbox`."""
@@ -189,25 +186,22 @@ class Docker:
     limits: ProgramLimits
     kills = True
 
-    def command(
-        self,
-        words: Sequence[str],
-        name: str,
-        shown: Path,
-        port: int | None,
-        variables: Sequence[str],
-    ) -> list[str]:
+    def command(self, program: SandboxedProgram) -> list[str]:
         """See `Sandbox`."""
-        start = _start_words(self.limits.of_process(memory=False, processes=False), port)
+        start = _start_words(self.limits.of_process(memory=False, processes=False), program.port)
         uid, gid = _user()
         room = [
-            "docker", "run", "--rm", "--init", "--name", _container(name), "--network", "none",
-            "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+            "docker", "run", "--rm", "--init", "--name", _container(program.name),
+            "--network", "none", "--read-only", "--cap-drop", "ALL",
+            "--security-opt", "no-new-privileges",
             "--user", f"{uid}:{gid}", "--entrypoint", "python3",
             "--workdir", str(self.folders[0]) if self.folders else "/tmp",
             "--tmpfs", f"/tmp:exec,mode=1777{self._size()}",
         ]  # fmt: skip
-        for source, target in ((shown, SHOWN), *((folder, folder) for folder in self.folders)):
+        for source, target in (
+            (program.shown, SHOWN),
+            *((folder, folder) for folder in self.folders),
+        ):
             room += ["--mount", f"type=bind,source={source},target={target},readonly"]
         if self.limits.memory_mib is not None:
             room += ["--memory", f"{self.limits.memory_mib}m"]
@@ -219,9 +213,9 @@ class Docker:
         for variable, value in _OWN.items():
             room += ["--env", f"{variable}={value}"]
         # Without a value: it stands in the environment of `docker`, which others do not see.
-        for variable in (*_kept(*_LANGUAGE), *variables):
+        for variable in (*_kept(*_LANGUAGE), *program.variables):
             room += ["--env", variable]
-        return [*room, self.image, *start, *words]
+        return [*room, self.image, *start, *program.words]
 
     def environment(self, variables: Mapping[str, str]) -> dict[str, str]:
         """See `Sandbox`."""
@@ -275,7 +269,8 @@ def _check(sandbox: Sandbox, given: str) -> None:
     """Raise `ConfigError` if nothing can be run in it, with what was said of that."""
     with tempfile.TemporaryDirectory(prefix="agentrl-") as folder:
         name = f"check-{secrets.token_hex(4)}"
-        command = sandbox.command(["true"], name, show(Path(folder), b"{}"), None, ())
+        shown = show(Path(folder), b"{}")
+        command = sandbox.command(SandboxedProgram(["true"], name, shown))
         try:
             tried = subprocess.run(
                 command, env=sandbox.environment({}), stdin=subprocess.DEVNULL,

@@ -118,7 +118,7 @@ class LedgerFigures(Collector):
     async def _read(self, began: float) -> _Look:
         database = self._database
         run = await load_run(database)
-        now = await server_time(database)
+        now = await server_time(database.client)
         if self._tally is None:
             since_launch = timedelta(seconds=time.time() - self._began)
             self._tally = AttemptTally(database, now - since_launch)

@@ -146,7 +146,7 @@ class ProgressReader:
         if success is not None:
             self._history[step] = success
         max_steps = run.max_steps if run and run.max_steps else None
-        now = await server_time(self._database)
+        now = await server_time(self._database.client)
         # Earlier launches do not count: their failures may be fixed now.
         tally = self._tally = self._tally or AttemptTally(self._database, now)
         began = tally.since

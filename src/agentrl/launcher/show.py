@@ -15,6 +15,8 @@ from agentrl.databases import outages
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Split
 from agentrl.databases.failed_tasks import count_failed_tasks
+from agentrl.databases.notes import read_note
+from agentrl.foreign_text import visible_json
 from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import place_config, run_database
 from agentrl.launcher.record_filter import read_conditions
@@ -36,7 +38,6 @@ from agentrl.launcher.trajectory import (
     trajectory_json,
 )
 from agentrl.launcher.trajectory_tokens import model_folder, read_row, turn_tokens
-from agentrl.viewer.notes import read_note
 
 
 def main(argv: Sequence[str]) -> int:
@@ -100,7 +101,7 @@ def main(argv: Sequence[str]) -> int:
             record = await find_record(database, arguments.record, split)
         except ConfigError as error:
             raise ConfigError(f"{error}; {failed}" if n_failed else f"{error}") from None
-        turns = await read_turns(database, record)
+        turns = await read_turns(database, record.id)
         answer = await right_answer(database, record)
         note = await read_note(database, record.id)
         tokens = None
@@ -132,10 +133,10 @@ def main(argv: Sequence[str]) -> int:
 async def _side(database: RunDatabase, record_id: str) -> Side:
     """What `diff` compares of a Record."""
     record = await find_record(database, record_id, Split.TRAIN)
-    turns = await read_turns(database, record)
+    turns = await read_turns(database, record.id)
     row = await read_row(database, record.id)
     return record, turns, turn_tokens(turns, row, await model_folder(database))
 
 
 def _print_json(value: Any) -> None:
-    print(json.dumps(value, ensure_ascii=False, indent=1))
+    print(visible_json(json.dumps(value, ensure_ascii=False, indent=1)))

@@ -13,6 +13,7 @@ from rich.text import Text
 from agentrl.configs import ConfigError
 from agentrl.databases.conversation import Said, conversation
 from agentrl.databases.documents import DispatchedSamplingTask, Record
+from agentrl.launcher.show_list import number
 from agentrl.launcher.trajectory import record_json
 from agentrl.launcher.trajectory_tokens import TurnTokens
 
@@ -131,8 +132,8 @@ def _facts(records: tuple[Record, Record]) -> Table:
     explained = [name for name in scorers if any(name in r.explanations for r in records)]
     rows: list[tuple[str, list[str]]] = [
         ("epoch, rollout", [f"{r.split} {r.epoch}, {r.rollout}" for r in records]),
-        ("score", [_number(r.score, "g") for r in records]),
-        ("advantage", [_number(r.advantage, "+.3f") for r in records]),
+        ("score", [number(r.score, "g") for r in records]),
+        ("advantage", [number(r.advantage, "+.3f") for r in records]),
         ("answer", [str(r.final_answer) for r in records]),
         ("stop", [str(r.stop_reason or r.status) for r in records]),
         ("turns, calls", [f"{r.n_turns}, {r.n_tool_calls}" for r in records]),
@@ -141,7 +142,7 @@ def _facts(records: tuple[Record, Record]) -> Table:
             "policy versions",
             [f"{r.versions.min} to {r.versions.max}" if r.versions else "-" for r in records],
         ),
-        *((name, [_number(r.scores.get(name), "g") for r in records]) for name in scorers),
+        *((name, [number(r.scores.get(name), "g") for r in records]) for name in scorers),
         *((f"{name} says", [r.explanations.get(name, "-") for r in records]) for name in explained),
     ]
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -177,7 +178,3 @@ def _token(token: dict[str, Any] | None) -> str:
         return "the end"
     logprob = f", logprob {token['logprob']:.3f}" if "logprob" in token else ""
     return f"{token['text']!r} (id {token['id']}{logprob})"
-
-
-def _number(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)

@@ -74,8 +74,8 @@ def print_list(console: Console, records: Sequence[Record], run: str) -> None:
             record.id,
             *([record.task_id] if wide else []),
             str(record.rollout),
-            _number(record.score, ".2f"),
-            _number(record.advantage, "+.2f"),
+            number(record.score, ".2f"),
+            number(record.advantage, "+.2f"),
             str(record.n_turns),
             str(record.n_tool_calls),
             str(record.tokens.generated),
@@ -92,5 +92,6 @@ def _end(record: Record) -> Text:
     return Text(record.stop_reason or record.status, "red" if record.error else "")
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
+    """A number in a format; a hyphen for None."""
     return "-" if value is None else format(value, form)

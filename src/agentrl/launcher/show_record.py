@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.rule import Rule
 from rich.text import Text
 
+from agentrl.databases.conversation import call_text
 from agentrl.databases.documents import (
     DispatchedSamplingTask,
     Record,
@@ -108,7 +109,6 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
     for call in calls:
         if not call.name:
             continue  # it could not be parsed; the turn has the error
-        arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
         style = "red" if call.is_error else "green"
         took = f"   {call.latency_s * 1000:.0f} ms"
         known = call.result is not None
@@ -116,7 +116,7 @@ def _print_calls(console: Console, calls: Sequence[ToolCall]) -> None:
         console.print(
             Text.assemble(
                 ("  agent → " if call.by_agent else "  → ", "dim"),
-                f"{call.name}({arguments})",
+                call_text(call),
                 *result,
             )
         )

@@ -34,9 +34,9 @@ async def find_record(database: RunDatabase, record_id: str | None, split: Split
     return Record.from_mongo(document)
 
 
-async def read_turns(database: RunDatabase, record: Record) -> list[DispatchedSamplingTask]:
-    """The Record's turns, in order."""
-    cursor = database.turns.find({"record_id": record.id}).sort("turn", 1)
+async def read_turns(database: RunDatabase, record_id: str) -> list[DispatchedSamplingTask]:
+    """A Record's turns, in order; none if there is no such Record."""
+    cursor = database.turns.find({"record_id": record_id}).sort("turn", 1)
     return [DispatchedSamplingTask.from_mongo(document) async for document in cursor]
 
 

@@ -51,7 +51,7 @@ class TurnTokens:
 
 async def read_tokens(database: RunDatabase, record: Record) -> list[TurnTokens]:
     """The tokens of each turn of a Record."""
-    turns = await read_turns(database, record)
+    turns = await read_turns(database, record.id)
     row = await read_row(database, record.id)
     return turn_tokens(turns, row, await model_folder(database))
 

@@ -5,7 +5,6 @@
     places.py      where runs are, and their databases, opened when somebody looks
     run_page.py, step_page.py, records_page.py, group_page.py, trajectory_page.py,
     failures_page.py   what one page shows, read from the database
-    notes.py       what people write on a Record: the one thing that is written
     shown.py       numbers and times as people read them
     templates/, static/   the pages, in Jinja; one style sheet, one script, and two libraries
 

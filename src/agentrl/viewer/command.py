@@ -9,11 +9,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import view_parser
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.pages import SOCKET, TOKEN
 from agentrl.launcher.report import print_lines
@@ -63,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
                     page = f"/run/{arguments.run}" if arguments.run is not None else "/"
                     shown = "" if password is not None else f"?token={secret}"
                     address = f"http://{_in_url(_reached_at(arguments.host))}:{port}{page}{shown}"
-                    print_lines(Console(), [f"open {address}", "until Ctrl-C"])
+                    print_lines(TerminalConsole(), [f"open {address}", "until Ctrl-C"])
                     await _until_signal()
             except OSError as error:
                 raise ConfigError(

@@ -4,14 +4,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
 
 from agentrl.databases.documents import Record, Split
-from agentrl.launcher.record_filter import read_conditions
+from agentrl.databases.notes import labels_in_use
+from agentrl.launcher.record_filter import LABEL, read_conditions
 from agentrl.launcher.show_list import ORDERS, list_records
 from agentrl.viewer.address import order_in, text_in, time_in
 from agentrl.viewer.group_page import split_of
-from agentrl.viewer.notes import labelled, labels_in_use
 from agentrl.viewer.places import Place
 from agentrl.viewer.record_search import search, search_in_order
 
@@ -48,10 +47,9 @@ async def read_records_page(place: Place, asked: Mapping[str, str]) -> RecordsPa
     """
     database = place.database
     given = [line.strip() for line in re.split(r"[\n;]", asked.get("where", "")) if line.strip()]
-    conditions: dict[str, Any] = read_conditions(given)
     if label := asked.get("label", ""):
-        chosen = {"_id": {"$in": await labelled(database, label)}}
-        conditions = {"$and": [*conditions.get("$and", []), chosen]}
+        given.append(f"{LABEL}={label}")
+    conditions = read_conditions(given)
     order, text = order_in(asked, ORDERS), text_in(asked)
     split = await split_of(place, asked)
     labels = await labels_in_use(database)

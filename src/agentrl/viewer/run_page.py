@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from statistics import mean
 from typing import Any
 
@@ -91,7 +90,7 @@ async def read_run_page(place: Place) -> RunPage:
 
 async def _at_work(place: Place, run: Run) -> bool:
     ends = run.lease_expires
-    leased = ends is not None and ends > await server_time(place.database)
+    leased = ends is not None and ends > await server_time(place.database.client)
     return leased or run.status == SAMPLING
 
 
@@ -99,7 +98,7 @@ async def _slow(place: Place) -> SlowPart:
     database = place.database
     return SlowPart(
         services=[InferenceService.from_mongo(found) async for found in database.services.find()],
-        samplers=await read_samplers(place, datetime.now(UTC)),
+        samplers=await read_samplers(place, await server_time(database.client)),
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
         evaluations=await _evaluations(place),

@@ -24,22 +24,22 @@ from pymongo.errors import OperationFailure, PyMongoError
 
 from agentrl import __version__
 from agentrl.configs import ConfigError
-from agentrl.databases.connection import DatabaseUnreachable
+from agentrl.databases.connection import DatabaseUnreachable, reason_of
 from agentrl.databases.documents import Note, Record
+from agentrl.databases.notes import NoteMoved, write_note
 from agentrl.launcher.run_state import State
-from agentrl.launcher.trajectory import trajectory_json
+from agentrl.launcher.trajectory import read_turns, trajectory_json
 from agentrl.launcher.trajectory_tokens import read_tokens
 from agentrl.viewer.address import AddressError, time_in
 from agentrl.viewer.compare_page import Choice, Side, chosen, compare, oldest, read_side, sides
 from agentrl.viewer.failures_page import read_failures_page
 from agentrl.viewer.group_page import read_group_page, read_tasks
-from agentrl.viewer.notes import NoteMoved, write_note
 from agentrl.viewer.places import ANSWER_S, Place, Places
 from agentrl.viewer.records_page import RecordsPage, read_records_page
 from agentrl.viewer.run_page import read_charts, read_run_page
 from agentrl.viewer.shown import FILTERS, clock
 from agentrl.viewer.step_page import read_step_page
-from agentrl.viewer.trajectory_page import read_trajectory_page, read_turns_of
+from agentrl.viewer.trajectory_page import read_trajectory_page
 from agentrl.viewer.turn_request import curl_command
 
 log = logging.getLogger(__name__)
@@ -276,7 +276,7 @@ class Viewer:
 
     async def _curl(self, request: web.Request, place: Place) -> web.Response:
         """The command that asks a service for a turn again, to be copied."""
-        turns = await read_turns_of(place, request.match_info["record"])
+        turns = await read_turns(place.database, request.match_info["record"])
         command = curl_command(turns, int(request.match_info["turn"]))
         if command is None:
             return self._none(place, "turn with tokens", request.match_info["turn"])
@@ -380,7 +380,7 @@ def _why_no_answer(error: Exception, what: str) -> str:
             return f"The user of DB_URL may not {what} in the run's database"
         case OperationFailure():
             return f"The run's database refuses: {(error.details or {}).get('errmsg', error)}"
-    return str(error).split(", Timeout:")[0].split(", full error:")[0]
+    return reason_of(error)
 
 
 def _foreign(request: web.Request) -> bool:

@@ -15,9 +15,9 @@ from agentrl.databases.documents import (
     Task,
     TaskStatus,
 )
+from agentrl.databases.notes import read_note
 from agentrl.launcher.trajectory import read_turns
 from agentrl.launcher.trajectory_tokens import model_folder, read_row
-from agentrl.viewer.notes import read_note
 from agentrl.viewer.places import Place
 
 PROGRAM = "program"  # the agent that is a program of the user's
@@ -84,7 +84,7 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
     return TrajectoryPage(
         record=record,
         task=None if task is None else Task.from_mongo(task),
-        turns=await read_turns(database, record),
+        turns=await read_turns(database, record.id),
         row=row,
         fate=_fate(record, row, None if task is None else TaskStatus(task["status"])),
         steps=[each.step for each in row.trained] if row else [],
@@ -95,12 +95,6 @@ async def read_trajectory_page(place: Place, record_id: str) -> TrajectoryPage |
         show=shlex.join(["agentrl", "show", place.name, record.id]),
         replay=_replay_command(place, record),
     )
-
-
-async def read_turns_of(place: Place, record_id: str) -> list[DispatchedSamplingTask]:
-    """The turns of a Record in order; none if there is no such Record."""
-    document = await place.database.records.find_one({"_id": record_id})
-    return [] if document is None else await read_turns(place.database, Record.from_mongo(document))
 
 
 def _replay_command(place: Place, record: Record) -> str | None:

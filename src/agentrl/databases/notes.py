@@ -1,4 +1,4 @@
-"""Notes and labels of people on Records: the one thing that the pages write."""
+"""Notes and labels of people on Records: the one thing that the pages of `agentrl view` write."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -58,18 +58,11 @@ async def write_note(
         return
     found = await read_note(database, record)
     there = (found.text, found.labels) if found else ("", [])
-    if there != (
-        note.text,
-        note.labels,
-    ):  # else somebody has written the same, or this was sent twice
+    # Somebody may have written the same, or this was sent twice.
+    if there != (note.text, note.labels):
         raise NoteMoved(found)
 
 
 async def labels_in_use(database: RunDatabase) -> list[str]:
     """All labels of a run's notes, sorted."""
     return sorted(await database.notes.distinct("labels"))
-
-
-async def labelled(database: RunDatabase, label: str) -> list[str]:
-    """The Records with a label."""
-    return [note["_id"] async for note in database.notes.find({"labels": label}, {"_id": 1})]
