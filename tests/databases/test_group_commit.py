@@ -117,13 +117,13 @@ async def test_a_write_at_once_takes_those_that_wait_for_the_moment_with_it(
     pace = Pace(lambda: 10**6)
     commit = GroupCommit(collection, pace)
     await pace.moment(asyncio.Event())
+    began = time.monotonic()  # the next moment comes MOMENT_S later or after that
     patient = [asyncio.create_task(commit.write(insert(number))) for number in range(3)]
     await asyncio.sleep(0)
     assert commands.inserts == []
     await commit.write(insert(3), at_once=True)
     await asyncio.gather(*patient)
     assert commands.inserts == [4]
-    began = time.monotonic()
     await commit.write(insert(4))
     assert commands.inserts == [4, 1]
     assert time.monotonic() - began > MOMENT_S / 2  # the next one waits again
