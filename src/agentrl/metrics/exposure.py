@@ -49,7 +49,7 @@ async def exposed(
     try:
         await _bind(runner, host, first)
         address = f"{_name_of(host)}:{runner.addresses[0][1]}"
-        with announced(config, {process: address, **(beside or {})}):
+        async with announced(config, {process: address, **(beside or {})}):
             log.info("metrics at http://%s%s", address, PATH)
             yield f"http://{address}{PATH}"
     finally:
