@@ -24,7 +24,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 from opentelemetry.sdk.resources import Resource
 
 from agentrl import __version__
-from agentrl.databases.documents import DispatchedSamplingTask, RecordStatus, ToolCall
+from agentrl.databases.documents import (
+    NO_SEGMENT,
+    DispatchedSamplingTask,
+    RecordStatus,
+    ToolCall,
+)
 from agentrl.rollout.tools.results import utf8_text
 from agentrl.rollout.traces import names
 from agentrl.rollout.traces.ended import EndedRecord, Failure
@@ -32,7 +37,6 @@ from agentrl.rollout.traces.names import OWN
 
 LONGEST_TEXT = 20_000
 _PROVIDER = "agentrl"
-_OF_OTHERS = -1  # the segment of turns that another model answered
 
 _Value = str | bool | int | float
 _Message = Mapping[str, Any]
@@ -174,7 +178,7 @@ class _Trace:
             f"{OWN}service": turn.service,
         }
         kind = self._chat_of_others
-        if turn.segment != _OF_OTHERS:
+        if turn.segment != NO_SEGMENT:
             kind, told[f"{OWN}segment"] = self._chat, turn.segment
         if turn.versions:
             told[names.OUTPUT_TOKENS] = turn.versions[-1].end
