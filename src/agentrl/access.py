@@ -1,4 +1,4 @@
-"""Access to our servers by a key, sent as a bearer token, and which servers need one.
+"""Access to our servers: by a key, sent as a bearer token; which need one, and where they are.
 
 The sandbox's server (deploy/sandbox) has its own copy, because its image does not have AgentRL.
 """
@@ -37,6 +37,16 @@ def is_loopback(host: str) -> bool:
         return False
     addresses = {str(address[0]).partition("%")[0] for *_, address in found}
     return all(ipaddress.ip_address(address).is_loopback for address in addresses)
+
+
+def reached_at(host: str) -> str:
+    """How a URL names a server that binds to `host`: by this machine's name if to all addresses."""
+    try:
+        everywhere = host == "" or ipaddress.ip_address(host).is_unspecified
+    except ValueError:  # a name
+        everywhere = False
+    named = socket.gethostname() if everywhere else host
+    return f"[{named}]" if ":" in named else named
 
 
 def admits(authorization: str | None, key: str) -> bool:

@@ -17,7 +17,7 @@ from agentrl import cli
 from agentrl.configs import ConfigError, parse_config
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.preflight import check_model, check_output
-from agentrl.launcher.receiver_checks import check_trace_receiver
+from agentrl.launcher.receiver_checks import check_trace_receiver, check_trackers
 from agentrl.launcher.run_folder import (
     LaunchRecord,
     RunLock,
@@ -106,6 +106,19 @@ def test_a_server_of_a_tracker_that_is_away_is_told_before_anything_is_started(
         assert word in result.err
     assert "secret" not in result.err
     assert written(tmp_path) == [packages.name]
+
+
+def test_a_tracker_whose_package_cannot_be_asked_for_its_key_is_said_and_left_to_the_trainer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "__init__.py").write_text("print('hello')")  # of another version
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    told: list[str] = []
+    check_trackers(parse_config(["--report_to", "wandb"]), told.append)
+    [said] = told
+    assert said.startswith("--report_to wandb: no package was asked for its key: ModuleNotFound")
 
 
 def test_a_receiver_of_traces_that_is_away_is_said_and_the_launch_goes_on() -> None:

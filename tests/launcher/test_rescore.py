@@ -62,12 +62,14 @@ async def test_the_groups_that_a_filter_selects_have_new_scores_and_the_report_c
 ) -> None:
     await add_group(database, "g", ("red bin", "blue"))
     await add_group(database, "h", ("red",))
-    where = '{"final_answer": {"$in": ["blue"]}}'
-    status = await rescore(database, mongod, "--scorer", "f1+0.5*contains", "--where", where)
-    out, err = capfd.readouterr()
-    assert (status, err) == (0, "")
-    assert "1 groups with 2 records are scored again" in out
-    assert await scores(database) == [1.5, 0.0, 0.0]
+    await database.database.notes.insert_one({"_id": "g-t1-a0", "labels": ["odd"]})
+    for where in (['{"final_answer": {"$in": ["blue"]}}'], ["label=odd", "rollout>0"]):
+        await database.records.update_many({}, {"$set": {"score": 0.0}})
+        status = await rescore(database, mongod, "--scorer", "f1+0.5*contains", "--where", *where)
+        out, err = capfd.readouterr()
+        assert (status, err) == (0, "")
+        assert "1 groups with 2 records are scored again" in out
+        assert await scores(database) == [1.5, 0.0, 0.0]
 
 
 async def test_a_group_that_cannot_be_scored_is_named_and_the_status_is_one(
@@ -97,7 +99,13 @@ async def test_a_group_that_cannot_be_scored_is_named_and_the_status_is_one(
         (["--scorer", "ruler"], ["ruler", "ruler_agent", "--agent_config_path"]),
         (["--scorer", "http"], ["http_scorer"]),
         (["--scorer", "f1", "--where", "{"], ["--where", "not JSON"]),
-        (["--scorer", "f1", "--where", "[]"], ["--where", "not a JSON object"]),
+        (["--scorer", "f1", "--where", "[]"], ["--where", "not FIELD=VALUE"]),
+        (["--scorer", "f1", "--where", "scroe<1"], ["--where", "do you mean score?"]),
+        (["--scorer", "f1", "--where", '{"$where": "sleep(1e6)"}'], ["$where", "JavaScript"]),
+        (
+            ["--scorer", "f1", "--where", '{"$expr": {"$function": {"body": ""}}}'],
+            ["$function", "JavaScript"],
+        ),
         (["--scorer", "f1", "--where", '{"$wher": 1}'], ["--where", "$wher"]),
         (["--scorer", "f1", "--scorer_module", "no.py"], ["--scorer_module", "no.py"]),
     ],

@@ -1,9 +1,11 @@
 """Where a process's figures are read, and the file that says so."""
 
 import ast
+import asyncio
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -105,28 +107,32 @@ async def test_what_refreshes_figures_is_awaited_before_they_are_read(tmp_path: 
         assert [(await read(url))("test_degrees", room="hall") for _ in range(2)] == [2, 4]
 
 
-def test_entries_of_processes_that_were_killed_go_with_the_next_change(tmp_path: Path) -> None:
+async def test_entries_of_processes_that_were_killed_go_with_the_next_change(
+    tmp_path: Path,
+) -> None:
     of_run = config(tmp_path)
     dying = f"""
+import asyncio
 import os
-from pathlib import Path
 from agentrl.configs import parse_config
 from agentrl.metrics.targets import announced
 config = parse_config(["--run_name", "r", "--output_dir", {str(tmp_path / "r")!r},
     "--metrics_port", "0"])
-with announced(config, {{"sampler-0": "127.0.0.1:1"}}):
-    os._exit(1)
+async def main():
+    async with announced(config, {{"sampler-0": "127.0.0.1:1"}}):
+        os._exit(1)
+asyncio.run(main())
 """
     assert subprocess.run([sys.executable, "-c", dying], env=dict(os.environ)).returncode == 1
     assert [process for _, process, _ in entries(of_run)] == ["sampler-0"]
-    with announced(of_run, {"sampler-0": "127.0.0.1:2"}):
+    async with announced(of_run, {"sampler-0": "127.0.0.1:2"}):
         assert entries(of_run) == [("r", "sampler-0", "127.0.0.1:2")]
         # One of another machine may live: nobody here can tell.
         file = targets_file(of_run)
         found = json.loads(file.read_text())
         found[0]["labels"] |= {"__meta_agentrl_host": "elsewhere", "__meta_agentrl_pid": "1"}
         file.write_text(json.dumps(found))
-        with announced(of_run, {"trainer": "127.0.0.1:3"}):
+        async with announced(of_run, {"trainer": "127.0.0.1:3"}):
             assert [process for _, process, _ in entries(of_run)] == ["sampler-0", "trainer"]
 
 
@@ -134,7 +140,7 @@ with announced(config, {{"sampler-0": "127.0.0.1:1"}}):
     "text",
     ["", "garbage{", "{}", "3", "null", '["a"]', '[{"targets": ["a:1"], "labels": {}}]', "\udc80"],
 )
-def test_a_list_that_somebody_broke_is_written_anew(tmp_path: Path, text: str) -> None:
+async def test_a_list_that_somebody_broke_is_written_anew(tmp_path: Path, text: str) -> None:
     of_run = config(tmp_path)
     file = targets_file(of_run)
 
@@ -142,13 +148,45 @@ def test_a_list_that_somebody_broke_is_written_anew(tmp_path: Path, text: str) -
         file.write_text(text, "utf-8", "surrogateescape")
 
     spoil()
-    with announced(of_run, {"sampler-0": "127.0.0.1:2"}):
+    async with announced(of_run, {"sampler-0": "127.0.0.1:2"}):
         assert entries(of_run) == [("r", "sampler-0", "127.0.0.1:2")]
         spoil()
-        with announced(of_run, {"trainer": "127.0.0.1:3"}):
+        async with announced(of_run, {"trainer": "127.0.0.1:3"}):
             assert entries(of_run) == [("r", "trainer", "127.0.0.1:3")]
             spoil()
     assert not file.exists()
+
+
+@pytest.mark.parametrize("what", ["the file", "an entry", "the folder"])
+async def test_an_entry_that_somebody_removed_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr("agentrl.metrics.targets._LOOK_S", 0.05)
+    of_run = config(tmp_path / "output")
+    file = targets_file(of_run)
+
+    def all_there() -> bool:
+        return file.exists() and {process for _, process, _ in entries(of_run)} == {
+            "trainer", "sampler-0",
+        }  # fmt: skip
+
+    async with (
+        announced(of_run, {"trainer": "127.0.0.1:3"}),
+        announced(of_run, {"sampler-0": "127.0.0.1:2"}),
+    ):
+        assert all_there()
+        if what == "the file":
+            file.unlink()
+        elif what == "an entry":
+            file.write_text(json.dumps(json.loads(file.read_text())[1:]))
+        else:
+            shutil.rmtree(file.parent)
+        assert not all_there()
+        async with asyncio.timeout(20):
+            while not all_there():
+                await asyncio.sleep(0.02)
+        assert len(entries(of_run)) == 2
+    assert list(file.parent.iterdir()) == []
 
 
 async def test_a_wildcard_address_is_announced_by_the_name_of_the_machine(tmp_path: Path) -> None:

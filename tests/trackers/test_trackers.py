@@ -22,6 +22,7 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.row_ledger import RowHeader
 from agentrl.databases.success import HeldOut
+from agentrl.launcher.receiver_checks import check_trackers
 from agentrl.training.run.metrics import MetricsWriter
 from agentrl.training.run.rollout_table import VIEW_URL, read_rollouts
 
@@ -197,6 +198,55 @@ def test_a_tracker_without_its_server_or_key_is_one_sentence(
     assert "MLFLOW_HTTP_REQUEST_MAX_RETRIES" not in os.environ, "later it has its own patience"
     assert f"--report_to {tracker}: {tracker}: " in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+KEY = "0123456789" * 4
+
+
+def netrc(machine: str, login: str = "user") -> str:
+    return f"machine {machine}\nlogin {login}\npassword {KEY}\n"
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "swanlab"])
+def test_a_key_that_is_wanted_and_missing_is_told_before_a_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str
+) -> None:
+    """By the packages' own ways: modes, variables and files."""
+    name = tracker.upper()
+    monkeypatch.setenv("HOME", str(tmp_path))  # nobody's keys
+    monkeypatch.delenv(f"{name}_API_KEY", raising=False)
+    monkeypatch.setenv("SWANLAB_PROJECT", "agents")
+    config, told = parse_config(["--report_to", tracker]), list[str]()
+
+    for mode in ("offline", "disabled"):
+        monkeypatch.setenv(f"{name}_MODE", mode)
+        check_trackers(config, told.append)
+    monkeypatch.delenv(f"{name}_MODE")  # online
+    with pytest.raises(ConfigError, match=f"wants {name}_API_KEY") as refused:
+        check_trackers(config, told.append)
+    said = f"--report_to {tracker}: {tracker}: it has no key, and would send the run to https://"
+    assert str(refused.value).startswith(said) and "\n" not in str(refused.value)
+    assert f"{name}_MODE=offline" in str(refused.value)
+
+    with monkeypatch.context() as given:
+        given.setenv(f"{name}_API_KEY", KEY)
+        check_trackers(config, told.append)
+    host = str(refused.value).partition("https://")[2].partition(";")[0]
+    file = {"wandb": Path(".netrc"), "swanlab": Path(".swanlab/.netrc")}[tracker]
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(netrc(host if tracker == "wandb" else f"https://{host}", f"https://{host}"))
+    check_trackers(config, told.append)
+    assert told == []
+    assert not Path("wandb").exists() and not Path("swanlog").exists(), "nothing is begun"
+
+
+def test_a_key_that_cannot_be_one_is_refused_before_a_launch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("WANDB_MODE")
+    monkeypatch.setenv("WANDB_API_KEY", "short")
+    with pytest.raises(ConfigError, match=r"wandb: WANDB_API_KEY invalid: .*40\+ characters"):
+        check_trackers(parse_config(["--report_to", "wandb"]), print)
 
 
 @pytest.mark.timeout(400)  # a whole launch

@@ -7,6 +7,7 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     training.py   model, loss, optimizer, computation, processes, checkpoints
     losses.py     the losses by name, and the defaults that go with each
     config.py     the run, and all groups as one `Config`
+    trackers.py   the trackers of `--report_to`
     flag.py, flags.py   the declaration of a flag; all flags as data
     text_checks.py      checks of the text of one flag
     combinations.py     checks that involve several flags
@@ -22,7 +23,7 @@ them on any machine. A group is handed to the code that needs it; nothing reads 
     user_module.py   a user's own file that a flag names
 """
 
-from agentrl.configs.config import Config, RunConfig, check_traces, trackers_of
+from agentrl.configs.config import Config, RunConfig, check_traces
 from agentrl.configs.flag import ConfigError, comma_separated
 from agentrl.configs.model_path import model_folder, trainable_folder
 from agentrl.configs.parsing import parse_config
@@ -35,6 +36,7 @@ from agentrl.configs.sampling import (
     SamplingConfig,
     ServiceConfig,
 )
+from agentrl.configs.trackers import trackers_of
 from agentrl.configs.training import (
     TREE_ATTENTION,
     CheckpointConfig,

@@ -1,6 +1,5 @@
 """`Config`: all groups of flags of a run."""
 
-import importlib.util
 import json
 from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -17,6 +16,7 @@ from agentrl.configs.sampling import (
     ServiceConfig,
 )
 from agentrl.configs.text_checks import check_otlp_endpoint, check_run_name
+from agentrl.configs.trackers import TRACKERS
 from agentrl.configs.training import (
     CheckpointConfig,
     ComputeConfig,
@@ -30,9 +30,6 @@ from agentrl.configs.training import (
     ReservedConfig,
 )
 
-TRACKERS = ("tensorboard", "wandb", "mlflow", "swanlab", "trackio")
-# The whole of MLflow wants an older pyarrow.
-_INSTALLED_AS = {"mlflow": "mlflow-skinny pandas"}
 _TRACES = "opentelemetry-exporter-otlp-proto-http"
 NO_BOUND = 2**31 - 1  # optimizer steps that no run takes
 
@@ -219,20 +216,6 @@ class Config:
         )
 
 
-def trackers_of(report_to: str) -> list[str]:
-    """Return the trackers of `--report_to`. Raises `ConfigError` if one is not installed."""
-    if report_to == "all":
-        return [name for name in TRACKERS if _is_installed(name)]
-    names = [name for name in comma_separated(report_to) if name != "none"]
-    for name in names:
-        if not _is_installed(name):
-            raise ConfigError(
-                f"--report_to {report_to}: the package {name} is not installed: "
-                f"pip install {_INSTALLED_AS.get(name, name)}, or leave the flag out"
-            )
-    return names
-
-
 def check_traces(run: RunConfig) -> None:
     """Raise `ConfigError` if traces are asked for and their package is not installed."""
     if run.otlp_endpoint is None:
@@ -244,9 +227,3 @@ def check_traces(run: RunConfig) -> None:
             f"--otlp_endpoint {run.otlp_endpoint}: the package {_TRACES} is not installed: "
             "pip install -r requirements-traces.txt, or leave the flag out"
         ) from None
-
-
-def _is_installed(package: str) -> bool:
-    spec = importlib.util.find_spec(package)
-    # A folder of that name, such as the one that wandb writes into, is a namespace and has no file.
-    return spec is not None and spec.origin is not None

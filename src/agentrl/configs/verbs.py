@@ -160,12 +160,9 @@ def export_data_parser() -> Parser:
     parser.add_argument(
         "--out", metavar="FILE", help="file to write, which must not exist (default: RUN-FORMAT.TO)"
     )
-    parser.add_argument(
-        "--where",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="conditions that all trajectories fulfil, as those of `agentrl show` (default: none)",
+    _add_where(
+        parser,
+        "conditions that all trajectories fulfil, as those of `agentrl show` (default: none)",
     )
     parser.add_argument(
         "--split",
@@ -201,7 +198,7 @@ def rescore_parser() -> Parser:
     parser = Parser(
         "agentrl rescore",
         "Score a run's stored trajectories again.",
-        usage="agentrl rescore RUN --scorer NAME [--where JSON] [--flag value ...]",
+        usage="agentrl rescore RUN --scorer NAME [--where ...] [--flag value ...]",
         epilog=f"{_RUN_FLAGS_FOLLOW} {_LAUNCHED}",
     )
     _add_name(parser)
@@ -211,11 +208,10 @@ def rescore_parser() -> Parser:
         required=True,
         help="scorer to score with: its name, or a sum like '0.7*math + 0.3*f1'",
     )
-    parser.add_argument(
-        "--where",
-        metavar="JSON",
-        default="{}",
-        help="MongoDB filter on records; their groups are scored again (default: all records)",
+    _add_where(
+        parser,
+        "conditions, as those of `agentrl show`: a group in which a record meets all of them is "
+        "scored again as a whole (default: all groups)",
     )
     parser.add_config()
     parser.add_run_flags()
@@ -239,12 +235,9 @@ def replay_parser() -> Parser:
         help="ids of trajectories to replay (default: the newest, and with --check all finished "
         "ones)",
     )
-    parser.add_argument(
-        "--where",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="conditions that all trajectories fulfil, as those of `agentrl show` (default: none)",
+    _add_where(
+        parser,
+        "conditions that all trajectories fulfil, as those of `agentrl show` (default: none)",
     )
     parser.add_argument(
         "--count",
@@ -408,12 +401,9 @@ def show_parser() -> Parser:
         "version, text",
     )
     parser.add_argument("--json", action="store_true", help="print what is shown as JSON")
-    parser.add_argument(
-        "--where",
-        nargs="+",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="list the records that match all conditions: 'score<0.5', status=failed, step=10, "
+    _add_where(
+        parser,
+        "list the records that match all conditions: 'score<0.5', status=failed, step=10, "
         "trained=true, label=NAME, 'tokens.generated>200', or a MongoDB filter (JSON)",
     )
     parser.add_argument(
@@ -532,6 +522,11 @@ def _add_run(parser: Parser) -> None:
     """Add the run's name, and the flags of its folder and database."""
     _add_name(parser)
     parser.add_run_flags(("output_dir", "db_connection_string"), _ITS_OWN)
+
+
+def _add_where(parser: Parser, help: str) -> None:
+    """Add conditions on Records, which `launcher/record_filter.py` reads."""
+    parser.add_argument("--where", nargs="+", default=[], metavar="FIELD=VALUE", help=help)
 
 
 def _service_url(text: str) -> str:

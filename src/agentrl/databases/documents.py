@@ -381,6 +381,9 @@ class ProgramRequest(SubDocument):
     delivered: bool = False
 
 
+NO_SEGMENT = -1  # that of a turn of another model
+
+
 class DispatchedSamplingTask(Document):
     """One turn: a request to an inference service and its answer.
 
@@ -391,7 +394,7 @@ class DispatchedSamplingTask(Document):
     Where a program or a user's agent asks, the messages of the prompt are the first `n_continued`
     of turn `continues` (those of its prompt, and then its reply), plus `messages`.
 
-    A turn of another model has texts and no tokens. It is of no segment.
+    A turn of another model has texts and no tokens. Its segment is `NO_SEGMENT`.
     """
 
     record_id: str

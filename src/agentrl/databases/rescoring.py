@@ -15,9 +15,6 @@ from datetime import UTC, datetime
 from enum import Enum
 from typing import Any
 
-from bson.errors import BSONError
-from pymongo.errors import OperationFailure
-
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import (
     DBRecordData,
@@ -57,10 +54,6 @@ class Rescored:
     row: DBRecordData | None
 
 
-class SelectionError(ValueError):
-    """MongoDB refuses a selection of Records. The message says why."""
-
-
 class Rescoring:
     """The database operations of `agentrl rescore`."""
 
@@ -70,17 +63,14 @@ class Rescoring:
     async def groups(self, where: Mapping[str, Any]) -> list[str]:
         """The ids of Tasks with a scored Record that matches `where`, a MongoDB filter.
 
-        Raises `SelectionError` if MongoDB refuses the filter.
+        Raises `OperationFailure` if MongoDB refuses the filter.
         """
         selection = {"$and": [{"status": {"$in": _SCORED}}, dict(where)]}
-        try:
-            # not `distinct`, whose answer is one document of at most 16 MB
-            tasks = await self._database.records.aggregate(
-                [{"$match": selection}, {"$group": {"_id": "$task"}}, {"$sort": {"_id": 1}}]
-            )
-            return [task["_id"] async for task in tasks]
-        except (OperationFailure, BSONError) as error:
-            raise SelectionError(str(error)) from None
+        # not `distinct`, whose answer is one document of at most 16 MB
+        tasks = await self._database.records.aggregate(
+            [{"$match": selection}, {"$group": {"_id": "$task"}}, {"$sort": {"_id": 1}}]
+        )
+        return [task["_id"] async for task in tasks]
 
     async def completed(self, task: str) -> Task | None:
         """The Task; None if it is not completed."""

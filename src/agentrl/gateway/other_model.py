@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-from agentrl.databases.documents import DispatchedSamplingTask, Rewrite, ToolCall
+from agentrl.databases.documents import NO_SEGMENT, DispatchedSamplingTask, Rewrite, ToolCall
 from agentrl.failures import InfrastructureFailure
 from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest
 from agentrl.rollout.agents.base import AsyncSampler
@@ -16,8 +16,6 @@ from agentrl.rollout.chat import Message
 from agentrl.rollout.llm.endpoint import ChatEndpoint, EndpointTurn
 from agentrl.rollout.tool_calls import ParsedCall
 from agentrl.rollout.tool_calls.calls import make_call
-
-_NO_SEGMENT = -1
 
 
 async def ask_other(
@@ -48,7 +46,7 @@ async def ask_other(
     service = endpoint.model.base_url
     turn = text_turn(sampler.record.id, number, made, service, added, calls)
     told: dict[str, Any] = {
-        "segment": _NO_SEGMENT, "agent": request.agent, "trained": False, "params": params,
+        "segment": NO_SEGMENT, "agent": request.agent, "trained": False, "params": params,
         "replayed": recorded.stored.id if recorded is not None else None,
         "rewrite": Rewrite.AGENT if number else None,
     }  # fmt: skip

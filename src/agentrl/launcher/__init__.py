@@ -5,8 +5,8 @@ progress from the run's database and its metrics file.
 
 A launch
     run.py, launch.py, launch_help.py   `agentrl launch`, from the flags to the report
-    preflight.py, probes.py, service_checks.py, receiver_checks.py   what is checked and tried
-                              before
+    preflight.py, probes.py, service_checks.py, receiver_checks.py,
+    tracker_keys.py           what is checked and tried before
     inventory.py, model_sizes.py, placement.py, gpu_plan.py   which GPUs train and which serve
     presets.py, deployment.py, stack.py, service_part.py   which processes there are, with which
                               command lines

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    AsyncExitStack,
     ExitStack,
     nullcontext,
     suppress,
@@ -209,9 +208,7 @@ class Launch:
         urls = service_urls(self._stack, self._addresses)
         services = {f"service-{number}": urlsplit(url).netloc for number, url in enumerate(urls)}
         if self._record is None:
-            only_services = AsyncExitStack()
-            only_services.enter_context(announced(config, services))
-            return only_services
+            return announced(config, services)
         ledger = LedgerFigures(database)
         return exposed(config, "ledger", [ledger], refresh=ledger.refresh, beside=services)
 

@@ -1,7 +1,8 @@
-"""Whether somebody answers where `--report_to` and `--otlp_endpoint` send to, before a launch.
+"""Whether `--report_to` and `--otlp_endpoint` can send, before a launch: a key, and somebody who
+answers.
 
-Of the trackers that is MLflow's server. What the others lack, such as a key, they say themselves
-when the trainer starts them.
+Of the trackers, MLflow's server is asked, and wandb and SwanLab for the key that they would use.
+The rest they say themselves when the trainer starts them, minutes later.
 """
 
 import os
@@ -11,26 +12,41 @@ from urllib.parse import urlsplit
 import httpx2
 
 from agentrl.configs import Config, ConfigError, trackers_of
+from agentrl.configs.trackers import refused_by
+from agentrl.launcher.tracker_keys import KeysUnknown, refusals
 from agentrl.redaction import without_passwords
 
 _PATIENCE_S = 5.0
 _MLFLOW = "MLFLOW_TRACKING_URI"
 
 
-def check_tracker_server(config: Config) -> None:
-    """Raise `ConfigError` if a tracker is not installed, or if MLflow's server is out of reach.
+def check_trackers(config: Config, say: Callable[[str], None]) -> None:
+    """Raise `ConfigError` if a tracker is not installed, has no key or no server.
 
-    Any answer of the server will do: rights and versions are seen when a run is made there.
+    `say` it if a tracker's package cannot be asked for its key. Any answer of a server will do:
+    rights and versions are seen when a run is made there.
     """
+    report_to = config.run.report_to
+    trackers = trackers_of(report_to)
+    try:
+        found = refusals(trackers)
+    except KeysUnknown as error:
+        say(f"--report_to {report_to}: no package was asked for its key: {error}")
+        found = {}
+    for tracker, reason in found.items():
+        raise refused_by(tracker, report_to, reason)
+    if "mlflow" in trackers:
+        _check_mlflow(report_to)
+
+
+def _check_mlflow(report_to: str) -> None:
     address = os.environ.get(_MLFLOW, "")
-    if "mlflow" not in trackers_of(config.run.report_to):
-        return
     if urlsplit(address).scheme not in ("http", "https"):
         return
     silence = _silence(address)
     if silence is not None:
         raise ConfigError(
-            f"--report_to {config.run.report_to}: mlflow: nobody answers at {_MLFLOW} "
+            f"--report_to {report_to}: mlflow: nobody answers at {_MLFLOW} "
             f"{without_passwords(address)}: {silence}; start the server, or leave the flag out"
         )
 

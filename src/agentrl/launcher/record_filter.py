@@ -1,4 +1,4 @@
-"""`--where` of `agentrl show`, `sft` and `dpo`: conditions on Records, as a MongoDB filter.
+"""`--where` of every verb, and the search of `agentrl view`: conditions on Records.
 
     score<0.5   status=failed   task_id=train-17   step>=10   tokens.generated>200
     '{"turn_statuses.repeaterror": {"$gt": 2}}'
@@ -211,16 +211,21 @@ def _on_records(condition: Filter, found: Mapping[str, Sequence[Mapping[str, Any
     return condition
 
 
+async def resolved_in(database: RunDatabase, conditions: Filter) -> Filter:
+    """The conditions as ones on Records, by the documents of a run. Raises as `resolved` does."""
+    found = {}
+    for name, lookup in lookups(conditions).items():
+        documents = database.database[lookup.collection].find(lookup.wanted, lookup.fields)
+        found[name] = await documents.to_list(LARGEST_LOOKUP + 1)
+    return resolved(conditions, found)
+
+
 async def selected(database: RunDatabase, conditions: Filter, split: Split) -> list[Filter]:
     """What Records of a run must fulfil. `split` is ignored if a condition is on the split.
 
     Raises `ConfigError` as `resolved` does.
     """
-    found = {}
-    for name, lookup in lookups(conditions).items():
-        documents = database.database[lookup.collection].find(lookup.wanted, lookup.fields)
-        found[name] = await documents.to_list(LARGEST_LOOKUP + 1)
-    filters = [resolved(conditions, found)]
+    filters = [await resolved_in(database, conditions)]
     return filters if names_field(conditions, "split") else [*filters, {"split": split}]
 
 

@@ -1,7 +1,7 @@
 """`agentrl rescore`: scores the stored trajectories of a run again.
 
     agentrl rescore RUN --scorer ruler
-    agentrl rescore RUN --scorer "0.7*math + 0.3*f1" --where '{"split": "eval"}'
+    agentrl rescore RUN --scorer "0.7*math + 0.3*f1" --where split=eval "turns>4"
 
 Scores, advantages and untrained rows are computed again, with the flags of the run's launch and
 those given here. Each Record keeps its old scores in `score_history`.
@@ -9,19 +9,23 @@ those given here. Each Record keeps its old scores in `score_history`.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
-from bson import json_util
 from rich.console import Console
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.verbs import rescore_parser
 from agentrl.databases.records import RecordLedger
-from agentrl.databases.rescoring import Rescoring, RowOutcome, SelectionError
+from agentrl.databases.rescoring import Rescoring, RowOutcome
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.database import launched_config, run_database
 from agentrl.launcher.preflight import agent_config_of
+from agentrl.launcher.record_filter import (
+    Filter,
+    read_conditions,
+    refused_by_mongod,
+    resolved_in,
+)
 from agentrl.rollout.groups.rescoring import Rescorer, RescoringReport
 from agentrl.rollout.llm.models import load_agent_models
 from agentrl.rollout.scorers import Scorers
@@ -32,29 +36,18 @@ _LEASE_S = 60.0  # unused: completed groups are changed without a lease
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `agentrl rescore RUN --scorer NAME [--where JSON] [flags]`; returns the exit status.
+    """Run `agentrl rescore RUN --scorer NAME [--where ...] [flags]`; returns the exit status.
 
     It is 1 if a group could not be scored. Raises for bad input before anything is written.
     """
     given = rescore_parser().parse(argv)
     arguments = given.own
     config = launched_config(given)
-    where = read_where(arguments.where)
+    conditions = read_conditions(arguments.where)
     check_scorer(arguments.scorer, config)
-    report = asyncio.run(_rescore(config, arguments.scorer, where))
+    report = asyncio.run(_rescore(config, arguments.scorer, conditions))
     print_report(TerminalConsole(), report, config.run.run_name)
     return 1 if report.failures else 0
-
-
-def read_where(text: str) -> dict[str, Any]:
-    """Parse the filter of `--where`, which is MongoDB's extended JSON. Raises `ConfigError`."""
-    try:
-        where = json_util.loads(text)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"--where {text}: not JSON ({error})") from None
-    if not isinstance(where, dict):
-        raise ConfigError(f"--where {text}: not a JSON object")
-    return where
 
 
 def check_scorer(scorer: str, config: Config) -> None:
@@ -73,7 +66,7 @@ def check_scorer(scorer: str, config: Config) -> None:
             raise ConfigError(f"--scorer {name} {missing} of {agent_config_of(config)}")
 
 
-async def _rescore(config: Config, scorer: str, where: dict[str, Any]) -> RescoringReport:
+async def _rescore(config: Config, scorer: str, conditions: Filter) -> RescoringReport:
     async with run_database(config, run_lives=True) as opened:
         records = RecordLedger(opened.database, _LEASE_S)
         ledger = Rescoring(opened.database)
@@ -82,10 +75,8 @@ async def _rescore(config: Config, scorer: str, where: dict[str, Any]) -> Rescor
                 ledger, records, scorers, config.reward, config.temperature,
                 config.sampling.max_tokens,
             )  # fmt: skip
-            try:
-                groups = await ledger.groups(where)
-            except SelectionError as error:
-                raise ConfigError(f"--where: {error}") from None
+            with refused_by_mongod():
+                groups = await ledger.groups(await resolved_in(opened.database, conditions))
             return await rescorer.rescore(groups, scorer)
 
 

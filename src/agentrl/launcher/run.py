@@ -25,7 +25,7 @@ from agentrl.launcher.preflight import (
     check_tools,
 )
 from agentrl.launcher.presets import PRESETS, Preset
-from agentrl.launcher.receiver_checks import check_trace_receiver, check_tracker_server
+from agentrl.launcher.receiver_checks import check_trace_receiver, check_trackers
 from agentrl.launcher.report import next_steps, print_lines
 from agentrl.launcher.run_folder import (
     LaunchRecord,
@@ -73,7 +73,7 @@ def start(stack: Stack, preset: Preset) -> int:
         _refuse_other_data(stack)
     if not _is_finished(stack):
         if stack.is_first_machine:
-            check_tracker_server(stack.config)
+            check_trackers(stack.config, _tell)
         try_services(stack, checks)
         if stack.services:
             set_up_sglang(stack.deployment.service_command(stack.gpus))

@@ -30,7 +30,7 @@ from agentrl.launcher.deployment import (
     usable_cores,
 )
 from agentrl.launcher.presets import GRPO
-from agentrl.launcher.receiver_checks import check_tracker_server
+from agentrl.launcher.receiver_checks import check_trackers
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.report import from_here, print_lines
 from agentrl.launcher.run_folder import RunLock
@@ -85,7 +85,7 @@ def run_supervised(
     console = TerminalConsole()
     processes, gpus = _processes(config, deployment)
     if deployment.machine_rank == 0:
-        check_tracker_server(config)
+        check_trackers(config, lambda told: print_lines(console, [told]))
     files = {"train_file": given.own.train_file, "eval_file": given.own.eval_file}
     for flag, file in files.items():
         _check_readable(flag, file)

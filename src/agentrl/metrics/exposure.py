@@ -6,7 +6,6 @@ whose loop stands still does not answer, which Prometheus shows as `up == 0`.
 
 import errno
 import logging
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 
@@ -15,6 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.aiohttp import make_aiohttp_handler
 from prometheus_client.registry import Collector
 
+from agentrl.access import reached_at
 from agentrl.configs import Config, ConfigError
 from agentrl.metrics.targets import announced
 
@@ -48,8 +48,8 @@ async def exposed(
     await runner.setup()
     try:
         await _bind(runner, host, first)
-        address = f"{_name_of(host)}:{runner.addresses[0][1]}"
-        with announced(config, {process: address, **(beside or {})}):
+        address = f"{reached_at(host)}:{runner.addresses[0][1]}"
+        async with announced(config, {process: address, **(beside or {})}):
             log.info("metrics at http://%s%s", address, PATH)
             yield f"http://{address}{PATH}"
     finally:
@@ -89,9 +89,3 @@ async def _bind(runner: web.AppRunner, host: str, first: int) -> None:
         f"--metrics_port {first}: it and the {last - first - 1} ports after it are taken; give "
         "another one, or 0 for any free one"
     )
-
-
-def _name_of(host: str) -> str:
-    """The address by which Prometheus reaches what listens on `host`."""
-    named = socket.gethostname() if host in ("", "0.0.0.0", "::") else host
-    return f"[{named}]" if ":" in named else named

@@ -3,19 +3,21 @@
 It stands beside the run's folder, `output/RUN.metrics_targets.json`: a pattern of Prometheus' may
 have a `*` in the last part of a path only, so `output/*.metrics_targets.json` finds all runs.
 
-Several processes write it, one after the other. Each removes its own entry when it ends, and the
-entries of processes of this machine that were killed. The file goes with its last entry. The labels
-of a target are `run` and `process`; those that begin with `__meta_` are for Prometheus'
-relabelling and for this module.
+Several processes write it, one after the other. Each looks at times whether its entry is there, and
+writes it again if somebody removed it. At its end it removes its own entry, and the entries of
+processes of this machine that were killed. The file goes with its last entry. The labels of a
+target are `run` and `process`; those that begin with `__meta_` are for Prometheus' relabelling and
+for this module.
 """
 
+import asyncio
 import fcntl
 import json
 import logging
 import os
 import socket
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from agentrl.whole_file import write_whole
 log = logging.getLogger(__name__)
 
 _HOST, _PID = "__meta_agentrl_host", "__meta_agentrl_pid"
+_LOOK_S = 10.0
 _Entry = dict[str, Any]
 
 
@@ -33,8 +36,8 @@ def targets_file(config: Config) -> Path:
     return config.output.with_name(f"{config.output.name}.metrics_targets.json")
 
 
-@contextmanager
-def announced(config: Config, addresses: Mapping[str, str]) -> Iterator[None]:
+@asynccontextmanager
+async def announced(config: Config, addresses: Mapping[str, str]) -> AsyncIterator[None]:
     """Have targets in a run's file during the block.
 
     `addresses`: HOST:PORT by the name of the process. Raises `ConfigError` if the file cannot be
@@ -50,13 +53,47 @@ def announced(config: Config, addresses: Mapping[str, str]) -> Iterator[None]:
             f"--metrics_port {config.run.metrics_port}: the list of targets cannot be written: "
             f"{error}"
         ) from None
+    over = asyncio.Event()
+    keeping = asyncio.create_task(_keep(path, ours, over))
     try:
         yield
     finally:
+        over.set()
         try:
-            _change(path, [], without=ours)
-        except OSError as error:  # the folder is gone, or its disk is full: no reason to fail
-            log.warning("%s keeps an entry of this process: %s", path, error)
+            await keeping
+        finally:
+            _leave(path, ours)
+
+
+def _leave(path: Path, ours: Sequence[_Entry]) -> None:
+    try:
+        _change(path, [], without=ours)
+    except OSError as error:  # the folder is gone, or its disk is full: no reason to fail
+        log.warning("%s keeps an entry of this process: %s", path, error)
+
+
+async def _keep(path: Path, ours: Sequence[_Entry], over: asyncio.Event) -> None:
+    """Write the entries again whenever they are gone, until it is over."""
+    told = False
+    while True:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), _LOOK_S)
+            return
+        try:
+            # In a thread: others may hold the lock, and the disk may be slow.
+            await asyncio.to_thread(_restore, path, ours)
+            told = False
+        except OSError as error:
+            if not told:
+                log.warning("%s lacks an entry of this process: %s", path, error)
+            told = True
+
+
+def _restore(path: Path, ours: Sequence[_Entry]) -> None:
+    known = _read(path)
+    if any(each not in known for each in ours):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _change(path, ours, without=ours)
 
 
 def _entry(run: str, process: str, address: str) -> _Entry:

@@ -1,7 +1,6 @@
 """`agentrl view`: serves the pages about runs until Ctrl-C, and prints their address."""
 
 import asyncio
-import ipaddress
 import os
 import secrets
 import socket
@@ -9,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from agentrl.access import is_loopback, reached_at
 from agentrl.configs import ConfigError
 from agentrl.configs.parsing import config_of
 from agentrl.configs.verbs import view_parser
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError("--output_dir: name the run whose folder it is: agentrl view RUN")
     elsewhere = {arguments.run: Path(run.output_dir)} if run.output_dir is not None else None
     password = os.environ.get(PASSWORD)
-    if not _is_loopback(arguments.host) and password is None:
+    if not is_loopback(arguments.host) and password is None:
         raise ConfigError(
             f"--host {arguments.host}: who can reach it could read all runs; set {PASSWORD}, which "
             "visitors are then asked for"
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
                 async with viewer.running(arguments.host, arguments.port) as port:
                     page = f"/run/{arguments.run}" if arguments.run is not None else "/"
                     shown = "" if password is not None else f"?token={secret}"
-                    address = f"http://{_in_url(_reached_at(arguments.host))}:{port}{page}{shown}"
+                    address = f"http://{reached_at(arguments.host)}:{port}{page}{shown}"
                     print_lines(TerminalConsole(), [f"open {address}", "until Ctrl-C"])
                     await _until_signal()
             except OSError as error:
@@ -78,25 +78,6 @@ async def _serve_launch(places: Places, listening: socket.socket, secret: str) -
     """Serve on the socket of a launch until it ends: then its end of standard input is closed."""
     async with places, Viewer(places, secret).running_on(listening):
         await _until_signal(launcher=sys.stdin.fileno())
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _reached_at(host: str) -> str:
-    """What visitors call it: the name of this machine, if the host stands for all interfaces."""
-    try:
-        return socket.gethostname() if ipaddress.ip_address(host).is_unspecified else host
-    except ValueError:
-        return host
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 async def _until_signal(launcher: int | None = None) -> None:

@@ -24,7 +24,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Span, Status
 from opentelemetry.sdk.resources import Resource
 
 from agentrl import __version__
-from agentrl.databases.documents import DispatchedSamplingTask, RecordStatus, ToolCall
+from agentrl.databases.documents import (
+    NO_SEGMENT,
+    DispatchedSamplingTask,
+    RecordStatus,
+    ToolCall,
+)
 from agentrl.rollout.tools.results import utf8_text
 from agentrl.rollout.traces import names
 from agentrl.rollout.traces.ended import EndedRecord, Failure
@@ -32,7 +37,6 @@ from agentrl.rollout.traces.names import OWN
 
 LONGEST_TEXT = 20_000
 _PROVIDER = "agentrl"
-_OF_OTHERS = -1  # the segment of turns that another model answered
 
 _Value = str | bool | int | float
 _Message = Mapping[str, Any]
@@ -79,10 +83,17 @@ class _Trace:
         key = f"{run} {ended.record.id} {began and int(began.timestamp() * 1000)}"
         trace = blake2b(key.encode(), digest_size=16).digest()
         self._root = Span(trace_id=trace, span_id=trace[8:], kind=Span.SPAN_KIND_INTERNAL)
-        _put(self._root, {f"{OWN}run": run, names.CONVERSATION: ended.record.id})
+        of_all = {
+            f"{OWN}run": run,
+            names.CONVERSATION: ended.record.id,
+            # On each span: receivers take the conversation for the session of a span without it.
+            names.SESSION: ended.record.task,
+        }
+        _put(self._root, of_all)
         below = _with(self._root)
         below.parent_span_id = self._root.span_id
-        self._below = below
+        scoring = {names.OPERATION: names.SCORING, names.KIND: names.EVALUATOR}
+        self._scoring = _with(below, scoring, names.SCORING)
         self._call = _with(below, {names.OPERATION: names.EXECUTE_TOOL})
         self._chat_of_others = _with(
             below, {names.OPERATION: names.CHAT, names.PROVIDER: _PROVIDER}, names.CHAT
@@ -114,7 +125,7 @@ class _Trace:
             names.OPERATION: names.INVOKE_AGENT,
             names.PROVIDER: _PROVIDER,
             names.AGENT: record.agent_name,
-            names.SESSION: record.task,
+            names.INPUT_TEXT: _cut(record.query),
             names.INPUT: _messages([{"role": "user", "content": record.query}]),
             f"{OWN}record": record.id,
             f"{OWN}task": record.task,
@@ -137,7 +148,11 @@ class _Trace:
             names.ERROR_TYPE: self._failure,
         }
         if record.final_answer is not None:
-            told[names.OUTPUT] = _messages([{"role": "assistant", "content": record.final_answer}])
+            told[names.OUTPUT_TEXT] = text = _cut(record.final_answer)
+            said = {"role": "assistant", "parts": [{"type": "text", "content": text}]}
+            # The conventions require a reason of every message that was made.
+            reason = self._turns[-1].finish_reason if self._turns else "stop"
+            told[names.OUTPUT] = _json([{**said, "finish_reason": reason}])
         if record.versions is not None:
             told[f"{OWN}policy_version.min"] = record.versions.min
             told[f"{OWN}policy_version.max"] = record.versions.max
@@ -159,11 +174,11 @@ class _Trace:
             names.INPUT_TOKENS: turn.prompt_len,
             names.CACHED_TOKENS: turn.cached_tokens,
             f"{OWN}turn": turn.turn,
-            f"{OWN}turn.status": turn.status,
+            f"{OWN}turn_status": turn.status,
             f"{OWN}service": turn.service,
         }
         kind = self._chat_of_others
-        if turn.segment != _OF_OTHERS:
+        if turn.segment != NO_SEGMENT:
             kind, told[f"{OWN}segment"] = self._chat, turn.segment
         if turn.versions:
             told[names.OUTPUT_TOKENS] = turn.versions[-1].end
@@ -218,8 +233,7 @@ class _Trace:
     def _of_scoring(self, begin: datetime, end: datetime) -> None:
         record = self._record
         told: dict[str, _Value] = {} if record.score is None else {f"{OWN}score": record.score}
-        span = self._span(self._below, _ns(begin), _ns(end), told)
-        span.name = "score"
+        span = self._span(self._scoring, _ns(begin), _ns(end), told)
         for scorer, value in record.scores.items():
             event = span.events.add(name=names.SCORED_EVENT, time_unix_nano=_ns(end))
             _put(event, {names.SCORER: utf8_text(scorer)})

@@ -22,8 +22,10 @@ from accelerate.tracking import (
     WandBTracker,
 )
 
-from agentrl.configs import Config, ConfigError, trackers_of
+from agentrl.configs import Config, trackers_of
+from agentrl.configs.trackers import refused_by
 from agentrl.databases.success import HeldOut
+from agentrl.foreign_text import one_line
 from agentrl.training.checkpoint.layout import recorded_config
 from agentrl.training.run.rollout_table import Rollout, look_at, pages_address
 
@@ -35,14 +37,6 @@ _STEPS_OF_A_FILE = 100  # of MLflow, which writes the whole file again for each 
 # Of MLflow's requests at the start, unless the user's environment says otherwise. Its own defaults
 # repeat a request for four minutes, which suits a server that is busy, and not one that is away.
 _AT_THE_START = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-_OFFLINE = {
-    "wandb": "wandb wants WANDB_API_KEY, or WANDB_MODE=offline where it cannot be reached",
-    "swanlab": "SwanLab wants SWANLAB_API_KEY, or SWANLAB_MODE=offline where it cannot be reached",
-    "mlflow": "MLflow wants its server at MLFLOW_TRACKING_URI, which may be sqlite:///mlflow.db",
-    "trackio": "Trackio keeps runs on this machine, unless TRACKIO_SPACE_ID or TRACKIO_SERVER_URL "
-    "is set",
-    "tensorboard": "TensorBoard's files are written into the run's folder",
-}
 
 
 class Trackers:
@@ -60,10 +54,7 @@ class Trackers:
                     tracker.start()
                     tracker.store_init_configuration(told)
             except Exception as error:  # of the packages of others, whatever they raise
-                raise ConfigError(
-                    f"--report_to {config.run.report_to}: {tracker.name}: {_said(error)}; "
-                    f"{_OFFLINE[tracker.name]}; or leave the flag out"
-                ) from error
+                raise refused_by(tracker.name, config.run.report_to, str(error)) from error
 
     def __bool__(self) -> bool:
         return bool(self._trackers)
@@ -112,7 +103,7 @@ class Trackers:
                 logger.exception(
                     "tracker %s: %s; it gets nothing more until the trainer starts again, "
                     "metrics.jsonl has all figures",
-                    tracker.name, _said(error),
+                    tracker.name, one_line(str(error)),
                 )  # fmt: skip
 
 
@@ -126,10 +117,6 @@ def _impatient() -> Iterator[None]:
     finally:
         for name in ours:
             del os.environ[name]
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split()).rstrip(".")
 
 
 def _made(config: Config) -> list[GeneralTracker]:
