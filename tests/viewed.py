@@ -19,3 +19,16 @@ def seen_in(page: str) -> str:
     field = re.search(r'name="changed_at" value="([^"]*)"', page)
     assert field is not None
     return html.unescape(field[1])
+
+
+def rows_in(page: str) -> dict[str, list[str]]:
+    """The cells of each row of its tables, as text, by that of the first cell."""
+    found = re.findall(r"<tr[^>]*>(.*?)</tr>", page, re.DOTALL)
+    rows = [
+        [
+            html.unescape(re.sub(r"<[^>]+>", "", cell)).strip()
+            for cell in re.findall(r"<td[^>]*>(.*?)</td>", row, re.DOTALL)
+        ]
+        for row in found
+    ]
+    return {row[0]: row for row in rows if row}

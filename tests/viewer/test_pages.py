@@ -15,11 +15,13 @@ from pathlib import Path
 import httpx2
 import pytest
 from two_segments import OF_RECORD
-from viewed import SECRET, seen_in, shown
+from viewed import SECRET, rows_in, seen_in, shown
 
+from agentrl.databases import services
 from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import TrainerStart
+from agentrl.databases.loads import OwnLoad, store_loads
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.step_metrics import keep_metrics, stored_metrics
 from agentrl.launcher.run_folder import LaunchRecord, write_launch
@@ -301,6 +303,30 @@ async def test_figures_of_steps_are_drawn_without_the_runs_folder_and_of_its_lin
     assert [line["loss"] for line in await stored_metrics(database)] == [1.1, 2.2]
     text = await shown(page, f"/run/{run}")
     assert "phases of a step" in text and "[1.1, 2.2]" in text
+
+
+async def test_a_run_page_has_the_stored_loads_of_services_and_samplers_and_says_which_are_stale(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    urls = ["http://one:1", "http://two:2", "http://three:3"]
+    await services.register_urls(database, urls)
+    loads = {
+        url: {"running": 11 * n, "waiting": 7 * n, "used_tokens": 30 * n, "total_tokens": 120,
+              "retractions": 0}
+        for n, url in enumerate(urls[:2], 1)
+    }  # fmt: skip
+    await store_loads(database, "sampler-x", OwnLoad(5, 9, 0.042, 0.375), loads)
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    await database.runs.update_one(
+        {"_id": run}, {"$set": {"status": "training", "lease_expires": soon}}, upsert=True
+    )
+    before = datetime.now(UTC) - timedelta(minutes=5)
+    await database.services.update_one({"_id": urls[1]}, {"$set": {"load.at": before}})
+    rows = rows_in(await shown(page, f"/run/{run}"))
+    assert rows["http://one:1"][2:5] == ["11", "7", "25%"] and "stale" not in rows[urls[0]][5]
+    assert rows["http://two:2"][2:6] == ["22", "14", "50%", "stale: 5 min ago"]
+    assert rows["http://three:3"][2:6] == ["–", "–", "–", "not yet"]
+    assert rows["sampler-x"][1:5] == ["0", "5 of 9", "38%", "42 ms"]
 
 
 async def test_a_page_of_a_live_run_asks_to_be_read_again(

@@ -114,6 +114,7 @@ class RunDatabase:
     rows = _Collection("record_data")  # DBRecordData, what the trainer reads
     parts = _Collection("record_data_parts")  # columns of long rows: `row_parts.py`
     services = _Collection("inference_services")  # InferenceService
+    samplers = _Collection("samplers")  # SamplerLoad: `loads.py`
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
     evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`
@@ -270,6 +271,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
         # long after they count no more: samplers that were killed leave theirs
         IndexModel([("heartbeat", ASCENDING)], name="silent", expireAfterSeconds=600),
     ],
+    "samplers": [IndexModel([("at", ASCENDING)], name="silent", expireAfterSeconds=600)],
 }
 
 
