@@ -15,17 +15,19 @@ from pathlib import Path
 import httpx2
 import pytest
 from two_segments import OF_RECORD
-from viewed import SECRET, rows_in, seen_in, shown
+from viewed import SECRET, figures_in, rows_in, seen_in, shown
 
+from agentrl.configs import ConfigError
 from agentrl.databases import services
 from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import TrainerStart
+from agentrl.databases.documents import DeviceUse, TrainerStart
 from agentrl.databases.loads import OwnLoad, store_loads
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.step_metrics import keep_metrics, stored_metrics
 from agentrl.launcher.run_folder import LaunchRecord, write_launch
 from agentrl.training.run.rollout_table import look_at
+from agentrl.viewer.command import main as view
 from agentrl.viewer.places import Places
 from agentrl.viewer.server import Viewer
 
@@ -327,6 +329,41 @@ async def test_a_run_page_has_the_stored_loads_of_services_and_samplers_and_says
     assert rows["http://two:2"][2:6] == ["22", "14", "50%", "stale: 5 min ago"]
     assert rows["http://three:3"][2:6] == ["–", "–", "–", "not yet"]
     assert rows["sampler-x"][1:5] == ["0", "5 of 9", "38%", "42 ms"]
+
+
+async def test_a_run_page_has_the_hours_of_devices_and_with_a_price_what_they_cost(
+    run: str, mongod: EmbeddedMongod, database: RunDatabase
+) -> None:
+    uses = (("trainer", 4, 0, 90), ("service", 2, 0, 60), ("service", 0, 8, 15))
+    until = datetime.now(UTC)
+    for number, (part, gpus, cores, minutes) in enumerate(uses):
+        began = until - timedelta(minutes=minutes)
+        use = DeviceUse(
+            _id=str(number), part=part, gpus=gpus, cores=cores, in_turns=False,
+            began=began, until=until,
+        )  # fmt: skip
+        await database.device_use.insert_one(use.to_mongo())
+    said = []
+    for price in (None, 2.5):
+        async with (
+            Places(Path("output"), mongod.url) as places,
+            Viewer(places, SECRET, gpu_hour_price=price).running("127.0.0.1", 0) as port,
+            httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", follow_redirects=True
+            ) as client,
+        ):
+            await client.get("/", params={"token": SECRET})
+            said.append(figures_in(await shown(client, f"/run/{run}")))
+    for figures in said:
+        assert figures["GPU hours"] == "8.00 6.00 trainer, 2.00 services"
+        assert figures["core hours"] == "2.00 0.00 trainer, 2.00 services"
+    assert "cost of GPU hours" not in said[0] and said[1]["cost of GPU hours"] == "20.00"
+
+
+def test_a_price_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_GPU_HOUR_PRICE", "cheap")
+    with pytest.raises(ConfigError, match="AGENTRL_GPU_HOUR_PRICE=cheap: it takes a number"):
+        view([])
 
 
 async def test_a_page_of_a_live_run_asks_to_be_read_again(

@@ -115,6 +115,7 @@ class RunDatabase:
     parts = _Collection("record_data_parts")  # columns of long rows: `row_parts.py`
     services = _Collection("inference_services")  # InferenceService
     samplers = _Collection("samplers")  # SamplerLoad: `loads.py`
+    device_use = _Collection("device_use")  # DeviceUse: `device_use.py`
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
     evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`

@@ -537,6 +537,17 @@ class SamplerLoad(Document):
     at: datetime
 
 
+class DeviceUse(Document):
+    """The time for which a process had its devices (`device_use.py`). `_id`: the process's name."""
+
+    part: str  # trainer | service
+    gpus: int
+    cores: int  # of a process without a GPU
+    in_turns: bool  # with the trainer, whose they are too
+    began: datetime
+    until: datetime
+
+
 class PolicyVersion(Document):
     """One publication of weights. `_id` is the version."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from agentrl.databases.device_use import DeviceHours, device_hours
 from agentrl.databases.documents import Run, Split
 from agentrl.databases.failed_tasks import count_failed_tasks
 from agentrl.databases.quarantine import count_quarantined
@@ -50,6 +51,7 @@ class SlowPart:
     n_quarantined: int
     evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
     sampled: int  # tokens so far, those of evaluations too
+    hours: DeviceHours
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ async def _slow(place: Place) -> SlowPart:
         n_quarantined=(await count_quarantined(database)).total,
         evaluations=await _evaluations(place),
         sampled=await _sampled_tokens(place),
+        hours=await device_hours(database),
     )
 
 

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase, retry_through_outages
+from agentrl.databases.device_use import TRAINER, Devices, note_use
 from agentrl.databases.documents import DataSet, TrainerStart, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
@@ -110,6 +112,12 @@ class RunCoordinator:
         )
         on_gpu = torch.cuda.is_available() and not config.parallel.use_cpu
         device = torch.device(f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu")
+        processes = dist.get_world_size()
+        self._devices = Devices(
+            TRAINER,
+            gpus=processes if on_gpu else 0,
+            cores=0 if on_gpu else processes * torch.get_num_threads(),
+        )
         self._publisher = Publisher(
             database,
             output,
@@ -369,6 +377,7 @@ class RunCoordinator:
     async def release(self) -> None:
         """Release the run's lease."""
         await self._lease.release()
+        await note_use(self._database, self._trainer, self._devices)
 
     async def _count_steps(self) -> int:
         """The number of steps: `--max_steps`, or the most that all rows suffice for."""
@@ -386,6 +395,9 @@ class RunCoordinator:
         from the database finds out here, or at its next commit, if it was replaced.
         """
         while True:
+            await retry_through_outages(
+                lambda: note_use(self._database, self._trainer, self._devices), "the use of devices"
+            )
             await asyncio.sleep(self._config.sampling.lease_seconds / 3)
             await self.hold()
 
