@@ -19,7 +19,7 @@ from viewed import SECRET, figures_in, rows_in, seen_in, shown
 
 from agentrl.configs import ConfigError
 from agentrl.databases import services
-from agentrl.databases.arrays import pack_floats
+from agentrl.databases.arrays import pack_floats, pack_halves
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DeviceUse, TrainerStart
 from agentrl.databases.loads import OwnLoad, store_loads
@@ -121,19 +121,20 @@ async def test_each_sampled_token_has_its_own_values_also_in_branches(
     assert [turn["shared"] for turn in turns] == [0, 0, 3]
 
 
-async def test_a_trained_token_has_the_trainers_logprob_and_the_ratio_where_they_were_kept(
+async def test_a_trained_token_has_the_trainers_logprob_ratio_and_entropy_where_they_were_kept(
     page: httpx2.AsyncClient, run: str, database: RunDatabase
 ) -> None:
     record = f"/run/{run}/records/{OF_RECORD['record']}"
     before = (await page.get(f"{record}/tokens")).json()
-    assert "trainer" not in before[0]["values"]
+    assert not {"trainer", "ratio", "entropy"} & before[0]["values"].keys()
     mark = {"step": 7, "trainer": "t", "fence": 1}
     kept = pack_floats([-0.5, -0.5, -1.0, -0.25, -1.0])
-    await database.rows.update_one(
-        {"_id": OF_RECORD["record"]}, {"$set": {"trained": [{**mark, "logprobs": kept}]}}
-    )
+    entropies = pack_halves([0.5, 1.5, 0.25, 0.75, 2.5])
+    trained = [{**mark, "logprobs": kept, "entropies": entropies}]
+    await database.rows.update_one({"_id": OF_RECORD["record"]}, {"$set": {"trained": trained}})
     turns = (await page.get(f"{record}/tokens")).json()
     assert [turn["values"]["trainer"] for turn in turns] == [[-0.5, -0.5], [-1, -0.25], [-1]]
+    assert [turn["values"]["entropy"] for turn in turns] == [[0.5, 1.5], [0.25, 0.75], [2.5]]
     ratios = [value for turn in turns for value in turn["values"]["ratio"]]
     assert ratios == pytest.approx([1, math.exp(-0.25), 1, math.exp(-0.125), math.e], abs=1e-5)
 
@@ -355,8 +356,8 @@ async def test_a_run_page_has_the_hours_of_devices_and_with_a_price_what_they_co
             await client.get("/", params={"token": SECRET})
             said.append(figures_in(await shown(client, f"/run/{run}")))
     for figures in said:
-        assert figures["GPU hours"] == "8.00 6.00 trainer, 2.00 services"
-        assert figures["core hours"] == "2.00 0.00 trainer, 2.00 services"
+        assert figures["GPU hours 8.00 in all"] == "6.00 trainer 2.00 services"
+        assert figures["core hours 2.00 in all"] == "0.00 trainer 2.00 services"
     assert "cost of GPU hours" not in said[0] and said[1]["cost of GPU hours"] == "20.00"
 
 

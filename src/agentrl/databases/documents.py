@@ -434,6 +434,7 @@ class TrainedStep(SubDocument):
     trainer: str
     fence: int  # the trainer's fencing number, see `Run`
     logprobs: bytes | None = None  # float32, the trainer's: `trained_logprobs.py`
+    entropies: bytes | None = None  # float16, of the trainer's policy at these tokens
 
 
 class DBRecordData(Document):

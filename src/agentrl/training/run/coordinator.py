@@ -40,6 +40,7 @@ from agentrl.databases.task_file import (
     open_tasks,
     read_tasks,
 )
+from agentrl.databases.trained_logprobs import KeptColumns
 from agentrl.databases.transitions import ENDED_TASKS
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
@@ -256,15 +257,15 @@ class RunCoordinator:
             logger.error("row %s is quarantined: %s", row, error)
 
     async def commit(
-        self, step: int, ids: Sequence[str], logprobs: Mapping[str, bytes] | None = None
+        self, step: int, ids: Sequence[str], kept: Mapping[str, KeptColumns] | None = None
     ) -> None:
         """Mark rows as trained by `step`. Raises `TrainerReplaced` if another trainer has some.
 
-        `logprobs`: the trainer's, by row.
+        `kept`: what the trainer says of their tokens, by row.
         """
         await self.hold()
         committed = await retry_through_outages(
-            lambda: self.ledger.commit(step, ids, logprobs), f"the commit of step {step}"
+            lambda: self.ledger.commit(step, ids, kept), f"the commit of step {step}"
         )
         if committed != len(ids):
             raise TrainerReplaced(
