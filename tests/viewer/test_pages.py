@@ -184,6 +184,17 @@ async def test_a_list_goes_on_where_it_ended_and_a_search_says_how_far_it_looked
     assert found == [[], [], ["r0"], []]
 
 
+async def pages(page: httpx2.AsyncClient, path: str | None) -> list[list[str]]:
+    """The records of this page of a list and of all that come after it."""
+    found: list[list[str]] = []
+    while path is not None:
+        text = (await page.get(path)).text
+        found.append(re.findall(r">(r\d+)</a>", text))
+        following = re.search(r'rel="next" href="([^"]+)"', text)
+        path = following and path.partition("?")[0] + html.unescape(following[1])
+    return found
+
+
 async def test_a_text_is_searched_for_in_the_order_of_scores_and_not_among_the_newest_only(
     page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,9 +218,49 @@ async def test_a_text_is_searched_for_in_the_order_of_scores_and_not_among_the_n
     for order, found in (("worst", ["r0", "r2"]), ("best", ["r4", "r5"])):
         records, text = await read(order)
         assert records == found and "no time" not in text
+    assert await pages(page, f"/run/{run}/records?text=forty-six&order=worst") == [
+        ["r0", "r2"], ["r1", "r5"], ["r4"],
+    ]  # fmt: skip
     monkeypatch.setattr("agentrl.viewer.record_search._SECONDS_OF_TEXT", 0.0)
     records, text = await read("worst")
-    assert records == ["r0"] and "Of the 2 worst records only" in text
+    assert records == ["r0"] and "2 records were searched" in text
+    assert await pages(page, f"/run/{run}/records?text=forty-six&order=worst") == [
+        ["r0"], ["r2", "r1"], ["r5", "r4"], [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["worst", "best", "longest", "shortest", "most turns"])
+async def test_pages_of_an_order_have_each_record_once_also_among_equals(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch,
+    order: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("agentrl.viewer.records_page.SHOWN", 7)
+    one = await database.records.find_one({"_id": OF_RECORD["record"]})
+    assert one is not None
+    await database.records.delete_many({})
+    ended = datetime(2026, 1, 1, tzinfo=UTC)
+    made = [
+        {**one, "_id": f"r{at:02}", "score": [0.0, 0.5, 0.5, 1.0][at % 4], "n_turns": at % 3,
+         "tokens": {**one["tokens"], "generated": at % 5}, "finished_at": ended}
+        for at in range(40)
+    ]  # fmt: skip
+    await database.records.insert_many(made)
+    await database.records.insert_one({**one, "_id": "r99", "score": None, "finished_at": None})
+    keys = {
+        "worst": lambda r: (r["score"], -r["tokens"]["generated"], r["_id"]),
+        "longest": lambda r: (r["tokens"]["generated"], r["_id"]),
+        "most turns": lambda r: (r["n_turns"], r["_id"]),
+    }  # fmt: skip
+    key = keys[{"best": "worst", "shortest": "longest"}.get(order, order)]
+    expected = [
+        each["_id"]
+        for each in sorted(made, key=key, reverse=order in ("best", "longest", "most turns"))
+    ]
+    found = await pages(page, f"/run/{run}/records?order={order}")
+    assert [len(each) for each in found] == [7, 7, 7, 7, 7, 5]
+    assert [record for each in found for record in each] == expected
+    wrong = await page.get(f"/run/{run}/records", params={"order": order, "after": '[1,"\\ud800"]'})
+    assert wrong.status_code == 400 and "no place in the order" in wrong.text
 
 
 async def test_records_are_found_by_conditions_by_text_and_by_label(

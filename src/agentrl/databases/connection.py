@@ -224,11 +224,18 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("task", ASCENDING), ("rollout", ASCENDING)], name="task"),
         IndexModel([("split", ASCENDING), ("finished_at", ASCENDING)], name="recent"),
         IndexModel([("split", ASCENDING), ("started_at", ASCENDING)], name="started"),
-        # the best and the worst
-        IndexModel(
-            [("split", ASCENDING), ("score", ASCENDING), ("tokens.generated", DESCENDING)],
-            name="scored",
-            partialFilterExpression={"finished_at": {"$gt": BEFORE_ALL}},
+        # the best and the worst, the longest, those with the most turns: page after page
+        *(
+            IndexModel(
+                [("split", ASCENDING), *fields, ("_id", ASCENDING)],
+                name=name,
+                partialFilterExpression={"finished_at": {"$gt": BEFORE_ALL}},
+            )
+            for name, fields in (
+                ("by_score", [("score", ASCENDING), ("tokens.generated", DESCENDING)]),
+                ("by_length", [("tokens.generated", ASCENDING)]),
+                ("by_turns", [("n_turns", ASCENDING)]),
+            )
         ),
         # what sums over a run ask for, by policy: no document is read for them
         IndexModel([(field, ASCENDING) for field in _SUMMED], name="results"),
