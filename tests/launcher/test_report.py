@@ -475,8 +475,8 @@ async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
 def test_tasks_that_failed_alike_are_one_error_with_some_of_their_names() -> None:
     def failed(number: int, error: str) -> FailedTask:
         return FailedTask(
-            task_id=f"t{number}", split=Split.TRAIN, epoch=number, failed=1, quarantined=0, again=2,
-            group=False, rollouts=4, error=error, record=f"r{number}",
+            id=f"train-{number}", task_id=f"t{number}", split=Split.TRAIN, epoch=number, failed=1,
+            quarantined=0, again=2, group=False, rollouts=4, error=error, record=f"r{number}",
         )  # fmt: skip
 
     tasks = [failed(n, f"KeyError: 'bolt {n}' (at own.py:7)") for n in range(5)]

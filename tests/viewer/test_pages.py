@@ -342,6 +342,17 @@ async def test_tasks_groups_steps_failures_and_the_list_of_runs_are_there(
     assert (await page.get("/run/nothing")).status_code == 404
 
 
+async def test_a_task_with_failures_is_a_link_to_its_group(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    broken = {"slots.0.status": "failed", "slots.0.error": "ValueError: no"}
+    await database.tasks.update_one({"_id": "train-0-x"}, {"$set": broken})
+    failures = await shown(page, f"/run/{run}/failures")
+    link = re.search(r'<a href="([^"]+)">x</a>', failures)
+    assert link is not None and "ValueError: no" in failures
+    assert "how many &lt;b&gt;parts" in await shown(page, html.unescape(link[1]))
+
+
 async def test_figures_of_steps_are_drawn_without_the_runs_folder_and_of_its_lineage_only(
     page: httpx2.AsyncClient, run: str, database: RunDatabase
 ) -> None:
