@@ -418,8 +418,8 @@ async def test_a_run_page_has_the_hours_of_devices_and_with_a_price_what_they_co
             await client.get("/", params={"token": SECRET})
             said.append(figures_in(await shown(client, f"/run/{run}")))
     for figures in said:
-        assert figures["GPU hours 8.00 in all"] == "6.00 trainer 2.00 services"
-        assert figures["core hours 2.00 in all"] == "0.00 trainer 2.00 services"
+        assert figures["GPU hours 8.00"] == "6.00 trainer 2.00 services"
+        assert figures["core hours 2.00"] == "0.00 trainer 2.00 services"
     assert "cost of GPU hours" not in said[0] and said[1]["cost of GPU hours"] == "20.00"
 
 

@@ -178,8 +178,9 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
 def _devices(gpus: int, device: str | None, arguments: Namespace) -> Devices:
     """The devices of a service. `device`: None is a GPU, SGLang's default."""
     if device == "cpu":
-        # The threads of torch, which a launch divides among its parts.
-        return Devices(SERVICE, 0, int(os.environ.get("OMP_NUM_THREADS", usable_cores())))
+        # The threads of torch, which a launch divides among its parts; "4,2" is of nested ones.
+        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        return Devices(SERVICE, 0, int(threads) if threads.isdecimal() else usable_cores())
     return Devices(SERVICE, gpus, 0, in_turns=arguments.memory_saver)
 
 
