@@ -138,6 +138,7 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
         turns = database["dispatched_sampling_tasks"].count_documents({"record_id": record["_id"]})
         trained = database["record_data"].count_documents({"trained.step": STEPS})
         siblings = database["records"].count_documents({"task": record["task"]})
+        uses = list(database["device_use"].find())
         ended = database["records"].count_documents(
             {"split": "train", "finished_at": {"$ne": None}}
         )
@@ -171,6 +172,10 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
     with viewer(folder, "demo") as address:
         found = visited(address, visits, tmp_path)
     assert found["run"]["kept"][0] >= 8
+    assert {use["part"] for use in uses} == {"trainer", "service"}
+    hours = sum((use["until"] - use["began"]).total_seconds() * use["cores"] for use in uses) / 3600
+    said = re.search(r"core hours ([\d.]+)", found["run"]["text"])
+    assert said is not None and float(said[1]) == pytest.approx(hours, abs=0.01) and hours > 0
     assert found["step"]["kept"] == [trained] and trained > 0
     assert found["records"]["kept"] == [on_page]
     assert found["group"]["kept"] == [siblings]
