@@ -35,7 +35,8 @@ STEPS = 4
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run of the demo."""
     folder = tmp_path_factory.mktemp("run")
-    done = launch_demo(folder, "--max_steps", str(STEPS), "--eval_rollouts", "1")
+    flags = ("--max_steps", str(STEPS), "--eval_rollouts", "1", "--log_entropy")
+    done = launch_demo(folder, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -137,6 +138,10 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
         turns = database["dispatched_sampling_tasks"].count_documents({"record_id": record["_id"]})
         trained = database["record_data"].count_documents({"trained.step": STEPS})
         siblings = database["records"].count_documents({"task": record["task"]})
+        uses = list(database["device_use"].find())
+        ended = database["records"].count_documents(
+            {"split": "train", "finished_at": {"$ne": None}}
+        )
         low = database["records"].find({"score": {"$lt": 0.5}, "split": "train"})
         began = [each["started_at"] for each in low.sort("started_at", -1)]
     # A page has the newest 100, and those that began in the same moment as the last of them.
@@ -150,13 +155,15 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
         {"path": "/run/demo/tasks?order=hardest", "name": "tasks"},
         {"path": "/run/demo/records?where=score<0.5", "name": "records",
          "do": [["count", "tbody tr"]]},
+        {"path": "/run/demo/records?order=longest", "name": "next",
+         "do": [["click", "[rel=next]"], ["wait", 800], ["count", "tbody tr"]]},
         {"path": f"/run/demo/groups/{record['task']}", "name": "group",
          "do": [["count", "article"]]},
         {"path": at, "name": "trajectory", "do": [["count", ".turn"], ["press", "j"],
          ["count", ".turn.chosen"]]},
         {"path": at, "name": "tokens", "do": [["click", "#tab-tokens"], ["wait_for", ".t", 5000],
          ["count", ".t"], ["hover", ".t >> nth=1"], ["text", "#hover"],
-         ["choose", "#colour", "ratio"], ["wait", 200]]},
+         ["choose", "#colour", "entropy"], ["wait", 200], ["text", "#hover"]]},
         {"path": at, "name": "beside", "do": [["press", "l"], ["wait", 800]]},
         {"path": "/run/demo/compare", "name": "compare"},
         {"path": "/run/demo/failures", "name": "failures"},
@@ -165,14 +172,20 @@ def test_every_page_of_a_finished_run_says_what_its_database_says(
     with viewer(folder, "demo") as address:
         found = visited(address, visits, tmp_path)
     assert found["run"]["kept"][0] >= 8
+    assert {use["part"] for use in uses} == {"trainer", "service"}
+    hours = sum((use["until"] - use["began"]).total_seconds() * use["cores"] for use in uses) / 3600
+    said = re.search(r"core hours ([\d.]+)", found["run"]["text"])
+    assert said is not None and float(said[1]) == pytest.approx(hours, abs=0.01) and hours > 0
     assert found["step"]["kept"] == [trained] and trained > 0
     assert found["records"]["kept"] == [on_page]
     assert found["group"]["kept"] == [siblings]
     assert found["trajectory"]["kept"] == [turns, 1]
-    n_spans, hover = found["tokens"]["kept"]
+    n_spans, hover, entropies = found["tokens"]["kept"]
+    assert entropies.startswith("0 …") and entropies.endswith("nats")
+    assert found["next"]["kept"] == [min(100, ended - 100)]
     assert n_spans == record["tokens"]["generated"]
     assert row["status"] == "trained"
-    assert all(name in hover for name in ("logprob", "trainer", "ratio", "advantage"))
+    assert all(name in hover for name in ("logprob", "trainer", "ratio", "entropy", "advantage"))
     assert found["beside"]["path"] != found["trajectory"]["path"]
     assert "records/" in found["beside"]["path"]
     assert f"score\n{record['score']:.3f}" in found["trajectory"]["text"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pymongo.asynchronous.collection import AsyncCollection
 
 from agentrl.databases import policies
-from agentrl.databases.arrays import pack_floats
+from agentrl.databases.arrays import pack_floats, pack_halves
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, RowStatus, TrainedStep
 from agentrl.databases.policies import Lineage
@@ -246,32 +246,38 @@ async def test_the_interval_is_waived_where_nothing_else_is_left(database: RunDa
     assert await lease(ledger, 2, 1, waive_interval=True) == ["r0"]
 
 
-def kept(row: DBRecordData) -> list[tuple[int, bytes | None]]:
-    return [(mark.step, mark.logprobs) for mark in row.trained]
+def kept(row: DBRecordData) -> list[tuple[int, dict[str, bytes]]]:
+    return [
+        (mark.step, mark.model_dump(include={"logprobs", "entropies"}, exclude_none=True))
+        for mark in row.trained
+    ]
 
 
-async def test_the_trainers_logprobs_come_and_go_with_the_mark_of_their_step(
+async def test_the_trainers_logprobs_and_entropies_come_and_go_with_the_mark_of_their_step(
     database: RunDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentrl.databases.row_ledger._LARGEST_MARKS", 8)  # several commands
     await fill(database, *(row(seq) for seq in range(4)))
     zombie = RowLedger(database, "zombie", fence=1, max_trained_count=2)
     rows = await lease(zombie, 1, 4)
-    first = {name: pack_floats([-float(at), -1.0]) for at, name in enumerate(rows[:3])}
+    first = {row: {"logprobs": pack_floats([-float(at), -1.0])} for at, row in enumerate(rows[:3])}
     for _ in range(2):  # the answer may have been lost
         assert await zombie.commit(1, rows, first) == 4
     again = await lease(zombie, 2, 2)
-    second = {name: pack_floats([-9.0, -9.0]) for name in again}
+    second = {
+        row: {"logprobs": pack_floats([-9.0, -9.0]), "entropies": pack_halves([at, 2.0])}
+        for at, row in enumerate(again)
+    }
     assert await zombie.commit(2, again, second) == 2
     found = await stored(database)
     assert kept(found["r0"]) == [(1, first["r0"]), (2, second["r0"])]
     assert kept(found["r2"]) == [(1, first["r2"])]
-    assert kept(found["r3"]) == [(1, None)]
+    assert kept(found["r3"]) == [(1, {})]
     held = await lease(zombie, 3, 2)
     successor = RowLedger(database, "successor", fence=2, max_trained_count=2)
     await successor.rewind(1)
-    assert await zombie.commit(3, held, dict.fromkeys(held, b"late")) == 0
+    assert await zombie.commit(3, held, {row: {"logprobs": b"late"} for row in held}) == 0
     found = await stored(database)
     assert [kept(each) for each in found.values()] == [
-        [(1, first["r0"])], [(1, first["r1"])], [(1, first["r2"])], [(1, None)],
+        [(1, first["r0"])], [(1, first["r1"])], [(1, first["r2"])], [(1, {})],
     ]  # fmt: skip

@@ -8,6 +8,7 @@ import pytest
 
 from agentrl.databases import services
 from agentrl.databases.connection import connect
+from agentrl.databases.device_use import SERVICE, Devices, device_hours
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.launcher import serve
 
@@ -23,7 +24,8 @@ async def test_a_heartbeat_outlives_an_outage_of_the_database(
         url = mongod.url
         database = await connect(url, "run", timeout_s=0.5)  # after that, an operation fails
         await services.register(database, URL, "model", 8)
-        heartbeats = asyncio.create_task(serve._beat(database, URL))
+        devices = Devices(SERVICE, gpus=2, cores=0)
+        heartbeats = asyncio.create_task(serve._beat(database, URL, "process", devices))
         try:
             mongod.kill()
             async with asyncio.timeout(20):
@@ -36,6 +38,9 @@ async def test_a_heartbeat_outlives_an_outage_of_the_database(
             later = {"_id": URL, "heartbeat": {"$gt": registered["heartbeat"]}}
             async with asyncio.timeout(20):
                 while await looking.services.find_one(later) is None:
+                    await asyncio.sleep(0.05)
+            async with asyncio.timeout(20):
+                while (await device_hours(looking)).service_gpu < 2 / 3600:  # a second of two GPUs
                     await asyncio.sleep(0.05)
             await looking.close()
             assert not heartbeats.done()

@@ -27,7 +27,7 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.evaluation import read_rollouts
 from agentrl.launcher.progress import ProgressReader
 from agentrl.launcher.report import gather_report
-from agentrl.launcher.show_list import list_records
+from agentrl.launcher.show_list import ORDERS, list_records, place_of
 from agentrl.launcher.trajectory import find_record
 from agentrl.rollout.scheduling.work_view import Observer
 
@@ -86,6 +86,12 @@ async def test_failures_and_lists_read_what_they_show(database: RunDatabase) -> 
         await list_records(database, "newest", {}, Split.TRAIN, SHOWN)
         [best, *_] = await list_records(database, "best", {}, Split.TRAIN, SHOWN)
         [worst, *_] = await list_records(database, "worst", {}, Split.TRAIN, SHOWN)
+        for order in ORDERS.keys() - {"newest"}:
+            first = await list_records(database, order, {}, Split.TRAIN, SHOWN)
+            after = place_of(first[-1].to_mongo(), order)
+            second = await list_records(database, order, {}, Split.TRAIN, SHOWN, after)
+            both = await list_records(database, order, {}, Split.TRAIN, 2 * SHOWN)
+            assert first + second == both
     assert plans.documents <= 2 * SHOWN and plans.keys <= 3 * SHOWN
     assert [int(task.task_id) for task in shown] == [
         n * (GROUPS // FAILED) for n in range(FAILED + 1 - SHOWN, FAILED + 1)

@@ -1,5 +1,6 @@
 """What a run says of itself, while it runs and at the end, read from a real database."""
 
+import asyncio
 import io
 import json
 import os
@@ -7,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
@@ -217,6 +219,23 @@ async def test_a_snapshot_tells_the_recent_success_the_rates_and_the_time_left(
     assert snapshot.seconds_left == 20
     assert snapshot.sampled_per_s is not None and snapshot.sampled_per_s > 0
     assert [(e.step, e.success) for e in snapshot.held_out] == [(0, 0.5), (1, 1.0)]
+
+
+async def test_a_run_without_a_trainer_tells_the_time_left_for_its_groups(
+    database: RunDatabase, tmp_path: Path
+) -> None:
+    await database.runs.insert_one({"_id": database.name, "status": "sampling", "n_groups": 11})
+    reader, began = ProgressReader(database, tmp_path), time.monotonic()
+    assert (await reader.read()).seconds_left is None, "nothing has ended yet"
+    await asyncio.sleep(1)
+    for name in ("a", "b"):
+        await add_group(database, [1, 0], name=name)
+    now = datetime.now(UTC)
+    await database.tasks.update_many({}, {"$set": {"completed_at": now}})
+    snapshot = await reader.read()
+    assert snapshot.groups == (2, 11) and snapshot.seconds_left is not None
+    # 9 groups are left, and 2 took a second or as long as this test.
+    assert 4.5 <= snapshot.seconds_left <= 9 / 2 * (time.monotonic() - began)
 
 
 async def test_groups_that_still_run_count_neither_in_the_curve_nor_in_recent_success(
@@ -456,8 +475,8 @@ async def test_tasks_with_attempts_given_up_are_listed_with_their_last_error(
 def test_tasks_that_failed_alike_are_one_error_with_some_of_their_names() -> None:
     def failed(number: int, error: str) -> FailedTask:
         return FailedTask(
-            task_id=f"t{number}", split=Split.TRAIN, epoch=number, failed=1, quarantined=0, again=2,
-            group=False, rollouts=4, error=error, record=f"r{number}",
+            id=f"train-{number}", task_id=f"t{number}", split=Split.TRAIN, epoch=number, failed=1,
+            quarantined=0, again=2, group=False, rollouts=4, error=error, record=f"r{number}",
         )  # fmt: skip
 
     tasks = [failed(n, f"KeyError: 'bolt {n}' (at own.py:7)") for n in range(5)]

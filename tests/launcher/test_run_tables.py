@@ -96,7 +96,7 @@ def test_a_mongodb_that_does_not_answer_is_one_sentence() -> None:
 
 @pytest.mark.slow
 def test_a_finished_run_is_opened_by_its_folder(tmp_path: Path) -> None:
-    done = launch_demo(tmp_path, "--max_steps", "2")
+    done = launch_demo(tmp_path, "--max_steps", "2", "--log_entropy")
     assert done.returncode == 0, done.stdout
     with agentrl.open_run(tmp_path / "output" / "demo") as run:
         metrics = run.metrics().to_pandas()
@@ -109,8 +109,11 @@ def test_a_finished_run_is_opened_by_its_folder(tmp_path: Path) -> None:
         for step, figures in enumerate(metrics.to_dict("records"), 1):
             of_step = trained[trained["step"] == step]
             assert len(of_step) == figures["n_rows"]
-            columns = ("trainer_logprobs", "logprobs", "loss_mask")
-            trainer, sampler, mask = (np.concatenate(of_step[name].tolist()) for name in columns)
+            columns = ("trainer_logprobs", "logprobs", "loss_mask", "trainer_entropies")
+            trainer, sampler, mask, entropies = (
+                np.concatenate(of_step[name].tolist()) for name in columns
+            )
+            assert entropies[mask == 1].mean() == pytest.approx(figures["entropy"], abs=1e-3)
             ratio = np.exp(trainer - sampler)[mask == 1]
             assert ratio.mean() == pytest.approx(figures["ratio_mean"], abs=1e-5)
             assert ratio.max() == pytest.approx(figures["ratio_max"], abs=1e-5)

@@ -1,6 +1,7 @@
 """The sampler process's scheduling, with an agent of the tests' own, on a real mongod."""
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -271,21 +272,59 @@ async def test_several_samplers_together_begin_no_more_than_the_bound_admits(
     assert begun == 4 + 2 * steps
 
 
-async def test_a_sampler_does_less_at_once_while_requests_queue_at_a_service(
-    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agentrl.rollout.scheduling.scheduler.LOADS_S", 0.02)
-    waiting = 0
+def loaded(waiting: Callable[[], int]) -> web.Application:
+    """A service that tells its load."""
 
     async def loads(_: web.Request) -> web.Response:
         rank = {
-            "num_running_reqs": 8, "num_waiting_reqs": waiting, "num_used_tokens": 10,
+            "num_running_reqs": 8, "num_waiting_reqs": waiting(), "num_used_tokens": 10,
             "max_total_num_tokens": 1000, "gen_throughput": 1.0, "queues": {"retracted": 0},
         }  # fmt: skip
         return web.json_response({"loads": [rank]})
 
     app = web.Application()
     app.router.add_get("/v1/loads", loads)
+    return app
+
+
+async def test_a_sampler_stores_the_load_that_it_sees_and_its_own(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.scheduling.scheduler.LOADS_S", 0.02)
+    monkeypatch.setattr("agentrl.rollout.scheduling.load_report.STORE_S", 0.05)
+    await add(database, 2)
+    async with TestServer(loaded(lambda: 3), host="127.0.0.1") as server:
+        url = str(server.make_url("")).rstrip("/")
+        await begin_run(database, service=url)
+        waits = agent(lambda claim: 0.0, pause_s=600)
+        flags = config("--max_concurrent_samples_per_process", "7", "--lease_seconds", "600")
+        async with scheduler(database, waits, flags) as sampler:
+            running = asyncio.create_task(sampler.run())
+
+            async def told() -> bool:
+                seen = await database.services.count_documents({"load": {"$ne": None}})
+                full = {"_id": sampler.owner, "sampling": 4, "limit": {"$lte": 7}}
+                return seen == 1 and await database.samplers.count_documents(full) == 1
+
+            await until(told, 60)
+            sampler.stop()
+            sampler.stop()  # at once
+            await running
+    service, own = await database.services.find_one(), await database.samplers.find_one()
+    assert service is not None and own is not None
+    numbers = {name: value for name, value in service["load"].items() if name != "at"}
+    assert numbers == {
+        "running": 8, "waiting": 3, "used_tokens": 10, "total_tokens": 1000, "retractions": 0,
+    }  # fmt: skip
+    assert own["cpu"] > 0 and own["late_s"] >= 0
+
+
+async def test_a_sampler_does_less_at_once_while_requests_queue_at_a_service(
+    database: RunDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.rollout.scheduling.scheduler.LOADS_S", 0.02)
+    waiting = 0
+    app = loaded(lambda: waiting)
     await add(database, 500)
     await begin_run(database)
     in_progress: list[int] = []

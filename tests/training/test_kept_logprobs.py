@@ -7,7 +7,11 @@ from agentrl.databases.arrays import pack_floats
 from agentrl.databases.documents import TrainedStep
 from agentrl.databases.growing_tree import GrowingTree
 from agentrl.databases.token_tree import TokenTree
-from agentrl.databases.trained_logprobs import trained_places, trainer_logprobs
+from agentrl.databases.trained_logprobs import (
+    trained_places,
+    trainer_entropies,
+    trainer_logprobs,
+)
 from agentrl.training.data.batch import collate_forest, placeholder
 from agentrl.training.data.sequences import tree_sequences
 from agentrl.training.step.kept_logprobs import KeptLogprobs
@@ -45,16 +49,18 @@ def test_each_token_of_each_branch_has_its_own_and_placeholders_leave_none() -> 
     for number, sequence in reversed(sequences):
         batch = collate_forest([sequence], [number])
         said = -batch.targets.float()  # the logprob of a token is minus its id
-        kept.add(batch.loss_inputs(said, None))
+        kept.add(batch.loss_inputs(said, batch.targets.float() / 256))
     nothing = placeholder()
-    kept.add(nothing.loss_inputs(torch.full((len(nothing.targets),), 7.0), None))
+    sevens = torch.full((len(nothing.targets),), 7.0)
+    kept.add(nothing.loss_inputs(sevens, sevens))
     for tree, own in zip(trees, kept.of_rows(len(trees)), strict=True):
-        mark = TrainedStep(step=1, trainer="t", fence=1, logprobs=pack_floats(own))
-        values = trainer_logprobs(tree, [mark])
-        assert values is not None
+        mark = TrainedStep(step=1, trainer="t", fence=1, **own.pack())
+        values, entropies = trainer_logprobs(tree, [mark]), trainer_entropies(tree, [mark])
+        assert values is not None and entropies is not None
         expected = np.zeros(len(tree), dtype=np.float32)
         expected[trained_places(tree)] = -tree["ids"][trained_places(tree)]
         np.testing.assert_array_equal(values, expected)
+        np.testing.assert_array_equal(entropies, -expected / 256)  # which float16 has exactly
 
 
 def test_the_last_step_that_kept_them_counts_and_without_one_nothing_is_said() -> None:
@@ -65,5 +71,5 @@ def test_the_last_step_that_kept_them_counts_and_without_one_nothing_is_said() -
     ]
     values = trainer_logprobs(tree, marks)
     assert values is not None and values.tolist() == [0.0, -3.0, -4.0]
-    assert trainer_logprobs(tree, marks[2:]) is None
-    assert KeptLogprobs().of_rows(2)[1].tolist() == []
+    assert trainer_logprobs(tree, marks[2:]) is None and trainer_entropies(tree, marks) is None
+    assert KeptLogprobs().of_rows(2)[1].logprobs.tolist() == []

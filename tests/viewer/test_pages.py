@@ -15,15 +15,19 @@ from pathlib import Path
 import httpx2
 import pytest
 from two_segments import OF_RECORD
-from viewed import SECRET, seen_in, shown
+from viewed import SECRET, figures_in, rows_in, seen_in, shown
 
-from agentrl.databases.arrays import pack_floats
+from agentrl.configs import ConfigError
+from agentrl.databases import services
+from agentrl.databases.arrays import pack_floats, pack_halves
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import TrainerStart
+from agentrl.databases.documents import DeviceUse, TrainerStart
+from agentrl.databases.loads import OwnLoad, store_loads
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.step_metrics import keep_metrics, stored_metrics
 from agentrl.launcher.run_folder import LaunchRecord, write_launch
 from agentrl.training.run.rollout_table import look_at
+from agentrl.viewer.command import main as view
 from agentrl.viewer.places import Places
 from agentrl.viewer.server import Viewer
 
@@ -117,19 +121,20 @@ async def test_each_sampled_token_has_its_own_values_also_in_branches(
     assert [turn["shared"] for turn in turns] == [0, 0, 3]
 
 
-async def test_a_trained_token_has_the_trainers_logprob_and_the_ratio_where_they_were_kept(
+async def test_a_trained_token_has_the_trainers_logprob_ratio_and_entropy_where_they_were_kept(
     page: httpx2.AsyncClient, run: str, database: RunDatabase
 ) -> None:
     record = f"/run/{run}/records/{OF_RECORD['record']}"
     before = (await page.get(f"{record}/tokens")).json()
-    assert "trainer" not in before[0]["values"]
+    assert not {"trainer", "ratio", "entropy"} & before[0]["values"].keys()
     mark = {"step": 7, "trainer": "t", "fence": 1}
     kept = pack_floats([-0.5, -0.5, -1.0, -0.25, -1.0])
-    await database.rows.update_one(
-        {"_id": OF_RECORD["record"]}, {"$set": {"trained": [{**mark, "logprobs": kept}]}}
-    )
+    entropies = pack_halves([0.5, 1.5, 0.25, 0.75, 2.5])
+    trained = [{**mark, "logprobs": kept, "entropies": entropies}]
+    await database.rows.update_one({"_id": OF_RECORD["record"]}, {"$set": {"trained": trained}})
     turns = (await page.get(f"{record}/tokens")).json()
     assert [turn["values"]["trainer"] for turn in turns] == [[-0.5, -0.5], [-1, -0.25], [-1]]
+    assert [turn["values"]["entropy"] for turn in turns] == [[0.5, 1.5], [0.25, 0.75], [2.5]]
     ratios = [value for turn in turns for value in turn["values"]["ratio"]]
     assert ratios == pytest.approx([1, math.exp(-0.25), 1, math.exp(-0.125), math.e], abs=1e-5)
 
@@ -179,6 +184,17 @@ async def test_a_list_goes_on_where_it_ended_and_a_search_says_how_far_it_looked
     assert found == [[], [], ["r0"], []]
 
 
+async def pages(page: httpx2.AsyncClient, path: str | None) -> list[list[str]]:
+    """The records of this page of a list and of all that come after it."""
+    found: list[list[str]] = []
+    while path is not None:
+        text = (await page.get(path)).text
+        found.append(re.findall(r">(r\d+)</a>", text))
+        following = re.search(r'rel="next" href="([^"]+)"', text)
+        path = following and path.partition("?")[0] + html.unescape(following[1])
+    return found
+
+
 async def test_a_text_is_searched_for_in_the_order_of_scores_and_not_among_the_newest_only(
     page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -202,9 +218,49 @@ async def test_a_text_is_searched_for_in_the_order_of_scores_and_not_among_the_n
     for order, found in (("worst", ["r0", "r2"]), ("best", ["r4", "r5"])):
         records, text = await read(order)
         assert records == found and "no time" not in text
+    assert await pages(page, f"/run/{run}/records?text=forty-six&order=worst") == [
+        ["r0", "r2"], ["r1", "r5"], ["r4"],
+    ]  # fmt: skip
     monkeypatch.setattr("agentrl.viewer.record_search._SECONDS_OF_TEXT", 0.0)
     records, text = await read("worst")
-    assert records == ["r0"] and "Of the 2 worst records only" in text
+    assert records == ["r0"] and "2 records were searched" in text
+    assert await pages(page, f"/run/{run}/records?text=forty-six&order=worst") == [
+        ["r0"], ["r2", "r1"], ["r5", "r4"], [],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["worst", "best", "longest", "shortest", "most turns"])
+async def test_pages_of_an_order_have_each_record_once_also_among_equals(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase, monkeypatch: pytest.MonkeyPatch,
+    order: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("agentrl.viewer.records_page.SHOWN", 7)
+    one = await database.records.find_one({"_id": OF_RECORD["record"]})
+    assert one is not None
+    await database.records.delete_many({})
+    ended = datetime(2026, 1, 1, tzinfo=UTC)
+    made = [
+        {**one, "_id": f"r{at:02}", "score": [0.0, 0.5, 0.5, 1.0][at % 4], "n_turns": at % 3,
+         "tokens": {**one["tokens"], "generated": at % 5}, "finished_at": ended}
+        for at in range(40)
+    ]  # fmt: skip
+    await database.records.insert_many(made)
+    await database.records.insert_one({**one, "_id": "r99", "score": None, "finished_at": None})
+    keys = {
+        "worst": lambda r: (r["score"], -r["tokens"]["generated"], r["_id"]),
+        "longest": lambda r: (r["tokens"]["generated"], r["_id"]),
+        "most turns": lambda r: (r["n_turns"], r["_id"]),
+    }  # fmt: skip
+    key = keys[{"best": "worst", "shortest": "longest"}.get(order, order)]
+    expected = [
+        each["_id"]
+        for each in sorted(made, key=key, reverse=order in ("best", "longest", "most turns"))
+    ]
+    found = await pages(page, f"/run/{run}/records?order={order}")
+    assert [len(each) for each in found] == [7, 7, 7, 7, 7, 5]
+    assert [record for each in found for record in each] == expected
+    wrong = await page.get(f"/run/{run}/records", params={"order": order, "after": '[1,"\\ud800"]'})
+    assert wrong.status_code == 400 and "no place in the order" in wrong.text
 
 
 async def test_records_are_found_by_conditions_by_text_and_by_label(
@@ -286,6 +342,17 @@ async def test_tasks_groups_steps_failures_and_the_list_of_runs_are_there(
     assert (await page.get("/run/nothing")).status_code == 404
 
 
+async def test_a_task_with_failures_is_a_link_to_its_group(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    broken = {"slots.0.status": "failed", "slots.0.error": "ValueError: no"}
+    await database.tasks.update_one({"_id": "train-0-x"}, {"$set": broken})
+    failures = await shown(page, f"/run/{run}/failures")
+    link = re.search(r'<a href="([^"]+)">x</a>', failures)
+    assert link is not None and "ValueError: no" in failures
+    assert "how many &lt;b&gt;parts" in await shown(page, html.unescape(link[1]))
+
+
 async def test_figures_of_steps_are_drawn_without_the_runs_folder_and_of_its_lineage_only(
     page: httpx2.AsyncClient, run: str, database: RunDatabase
 ) -> None:
@@ -301,6 +368,65 @@ async def test_figures_of_steps_are_drawn_without_the_runs_folder_and_of_its_lin
     assert [line["loss"] for line in await stored_metrics(database)] == [1.1, 2.2]
     text = await shown(page, f"/run/{run}")
     assert "phases of a step" in text and "[1.1, 2.2]" in text
+
+
+async def test_a_run_page_has_the_stored_loads_of_services_and_samplers_and_says_which_are_stale(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    urls = ["http://one:1", "http://two:2", "http://three:3"]
+    await services.register_urls(database, urls)
+    loads = {
+        url: {"running": 11 * n, "waiting": 7 * n, "used_tokens": 30 * n, "total_tokens": 120,
+              "retractions": 0}
+        for n, url in enumerate(urls[:2], 1)
+    }  # fmt: skip
+    await store_loads(database, "sampler-x", OwnLoad(5, 9, 0.042, 0.375), loads)
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    await database.runs.update_one(
+        {"_id": run}, {"$set": {"status": "training", "lease_expires": soon}}, upsert=True
+    )
+    before = datetime.now(UTC) - timedelta(minutes=5)
+    await database.services.update_one({"_id": urls[1]}, {"$set": {"load.at": before}})
+    rows = rows_in(await shown(page, f"/run/{run}"))
+    assert rows["http://one:1"][2:5] == ["11", "7", "25%"] and "stale" not in rows[urls[0]][5]
+    assert rows["http://two:2"][2:6] == ["22", "14", "50%", "stale: 5 min ago"]
+    assert rows["http://three:3"][2:6] == ["–", "–", "–", "not yet"]
+    assert rows["sampler-x"][1:5] == ["0", "5 of 9", "38%", "42 ms"]
+
+
+async def test_a_run_page_has_the_hours_of_devices_and_with_a_price_what_they_cost(
+    run: str, mongod: EmbeddedMongod, database: RunDatabase
+) -> None:
+    uses = (("trainer", 4, 0, 90), ("service", 2, 0, 60), ("service", 0, 8, 15))
+    until = datetime.now(UTC)
+    for number, (part, gpus, cores, minutes) in enumerate(uses):
+        began = until - timedelta(minutes=minutes)
+        use = DeviceUse(
+            _id=str(number), part=part, gpus=gpus, cores=cores, in_turns=False,
+            began=began, until=until,
+        )  # fmt: skip
+        await database.device_use.insert_one(use.to_mongo())
+    said = []
+    for price in (None, 2.5):
+        async with (
+            Places(Path("output"), mongod.url) as places,
+            Viewer(places, SECRET, gpu_hour_price=price).running("127.0.0.1", 0) as port,
+            httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", follow_redirects=True
+            ) as client,
+        ):
+            await client.get("/", params={"token": SECRET})
+            said.append(figures_in(await shown(client, f"/run/{run}")))
+    for figures in said:
+        assert figures["GPU hours 8.00"] == "6.00 trainer 2.00 services"
+        assert figures["core hours 2.00"] == "0.00 trainer 2.00 services"
+    assert "cost of GPU hours" not in said[0] and said[1]["cost of GPU hours"] == "20.00"
+
+
+def test_a_price_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AGENTRL_GPU_HOUR_PRICE", "cheap")
+    with pytest.raises(ConfigError, match="AGENTRL_GPU_HOUR_PRICE=cheap: it takes a number"):
+        view([])
 
 
 async def test_a_page_of_a_live_run_asks_to_be_read_again(

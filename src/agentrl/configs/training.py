@@ -253,7 +253,11 @@ class LossConfig:
         2e-4, "share of the tokens to which the KL-Cov loss gives a KL penalty", least=0, most=1
     )
     ppo_kl_coef: float = flag(1.0, "coefficient of the KL-Cov loss's KL penalty", least=0)
-    log_entropy: bool = flag(False, "whether the policy's entropy is logged")
+    log_entropy: bool = flag(
+        False,
+        "whether the policy's entropy is logged, and stored of each trained token if "
+        "--store_trainer_logprobs does",
+    )
 
     @property
     def clip_range(self) -> tuple[float, float]:

@@ -22,6 +22,7 @@ The ledgers
 The run
     runs.py, run_list.py   who trains it, how far it is; all runs of a MongoDB
     policies.py, services.py   publications of weights; the services that serve them
+    loads.py, device_use.py   what services and samplers do now; devices and hours so far
     success.py   what counts as right, and the success of the run's policies
     outcomes.py, diagnosis.py, hopeless.py, failed_tasks.py   what fails, and when a run is given up
 The server

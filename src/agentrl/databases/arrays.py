@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 INT32 = np.dtype("<i4")
 FLOAT32 = np.dtype("<f4")
+FLOAT16 = np.dtype("<f2")
 UINT8 = np.dtype("u1")
 
 
@@ -23,6 +24,11 @@ def pack_ints(values: Sequence[int] | NDArray[np.integer[Any]]) -> bytes:
 def pack_floats(values: Sequence[float] | NDArray[np.float32]) -> bytes:
     """Logprobs or advantages [n] as float32 bytes."""
     return np.asarray(values, dtype=FLOAT32).tobytes()
+
+
+def pack_halves(values: Sequence[float] | NDArray[np.float32]) -> bytes:
+    """Entropies [n] as float16 bytes: three digits."""
+    return np.asarray(values, dtype=FLOAT16).tobytes()
 
 
 def pack_mask(values: Sequence[int] | NDArray[np.uint8]) -> bytes:
@@ -38,6 +44,11 @@ def unpack_ints(data: bytes) -> NDArray[np.int32]:
 def unpack_floats(data: bytes) -> NDArray[np.float32]:
     """A read-only float32 array over `data`, without a copy."""
     return np.frombuffer(data, dtype=FLOAT32)
+
+
+def unpack_halves(data: bytes) -> NDArray[np.float16]:
+    """A read-only float16 array over `data`, without a copy."""
+    return np.frombuffer(data, dtype=FLOAT16)
 
 
 def unpack_mask(data: bytes) -> NDArray[np.uint8]:

@@ -114,6 +114,8 @@ class RunDatabase:
     rows = _Collection("record_data")  # DBRecordData, what the trainer reads
     parts = _Collection("record_data_parts")  # columns of long rows: `row_parts.py`
     services = _Collection("inference_services")  # InferenceService
+    samplers = _Collection("samplers")  # SamplerLoad: `loads.py`
+    device_use = _Collection("device_use")  # DeviceUse: `device_use.py`
     policy_versions = _Collection("policy_versions")  # PolicyVersion
     runs = _Collection("runs")  # the one Run
     evaluations = _Collection("evaluations")  # Evaluation, of `agentrl eval`
@@ -222,11 +224,18 @@ _INDEXES: dict[str, list[IndexModel]] = {
         IndexModel([("task", ASCENDING), ("rollout", ASCENDING)], name="task"),
         IndexModel([("split", ASCENDING), ("finished_at", ASCENDING)], name="recent"),
         IndexModel([("split", ASCENDING), ("started_at", ASCENDING)], name="started"),
-        # the best and the worst
-        IndexModel(
-            [("split", ASCENDING), ("score", ASCENDING), ("tokens.generated", DESCENDING)],
-            name="scored",
-            partialFilterExpression={"finished_at": {"$gt": BEFORE_ALL}},
+        # the best and the worst, the longest, those with the most turns: page after page
+        *(
+            IndexModel(
+                [("split", ASCENDING), *fields, ("_id", ASCENDING)],
+                name=name,
+                partialFilterExpression={"finished_at": {"$gt": BEFORE_ALL}},
+            )
+            for name, fields in (
+                ("by_score", [("score", ASCENDING), ("tokens.generated", DESCENDING)]),
+                ("by_length", [("tokens.generated", ASCENDING)]),
+                ("by_turns", [("n_turns", ASCENDING)]),
+            )
         ),
         # what sums over a run ask for, by policy: no document is read for them
         IndexModel([(field, ASCENDING) for field in _SUMMED], name="results"),
@@ -270,6 +279,7 @@ _INDEXES: dict[str, list[IndexModel]] = {
         # long after they count no more: samplers that were killed leave theirs
         IndexModel([("heartbeat", ASCENDING)], name="silent", expireAfterSeconds=600),
     ],
+    "samplers": [IndexModel([("at", ASCENDING)], name="silent", expireAfterSeconds=600)],
 }
 
 

@@ -437,6 +437,7 @@ class TrainedStep(SubDocument):
     trainer: str
     fence: int  # the trainer's fencing number, see `Run`
     logprobs: bytes | None = None  # float32, the trainer's: `trained_logprobs.py`
+    entropies: bytes | None = None  # float16, of the trainer's policy at these tokens
 
 
 class DBRecordData(Document):
@@ -507,6 +508,17 @@ def _refuse_columns_over_fields() -> None:
 _refuse_columns_over_fields()
 
 
+class StoredLoad(SubDocument):
+    """The load of an inference service, as a sampler saw it (`inference.protocol.ServiceLoad`)."""
+
+    running: int  # requests
+    waiting: int
+    used_tokens: int  # of the KV cache
+    total_tokens: int
+    retractions: int
+    at: datetime
+
+
 class InferenceService(Document):
     """An inference service for samplers. `_id` is its URL."""
 
@@ -516,6 +528,28 @@ class InferenceService(Document):
     capacity: int  # concurrent requests; 0: unknown
     heartbeat: datetime | None  # None: a service given by URL, which sends none
     memory: str = "held"  # state of its GPU memory: `inference.memory.MemoryState`
+    load: StoredLoad | None = None  # the newest that was stored: `loads.py`
+
+
+class SamplerLoad(Document):
+    """The newest load of a sampler. `_id` is its owner's name."""
+
+    sampling: int  # trajectories in progress
+    limit: int  # and how many may be
+    late_s: float  # by how much its event loop was late at most, in the time before
+    cpu: float  # processor time of its process by time, 1: one core
+    at: datetime
+
+
+class DeviceUse(Document):
+    """The time for which a process had its devices (`device_use.py`). `_id`: the process's name."""
+
+    part: str  # trainer | service
+    gpus: int
+    cores: int  # of a process without a GPU
+    in_turns: bool  # with the trainer, whose they are too
+    began: datetime
+    until: datetime
 
 
 class PolicyVersion(Document):

@@ -31,6 +31,7 @@ class FailedTask:
     are being sampled or scored again. `group`: its group could not be finalised.
     """
 
+    id: str  # the Task's, which is the group's
     task_id: str  # the line's own id
     split: Split
     epoch: int
@@ -80,6 +81,7 @@ def _read(task: Task) -> FailedTask:
         error, record = last.error, _failed_record(task, last)
     assert error is not None, f"{task.id} lost its error"
     return FailedTask(
+        id=task.id,
         task_id=task.task_id,
         split=Split(task.split),
         epoch=task.epoch,

@@ -24,6 +24,7 @@ from agentrl.databases.documents import DBRecordData, RowStatus
 from agentrl.databases.expressions import Expression
 from agentrl.databases.policies import Lineage
 from agentrl.databases.row_parts import join
+from agentrl.databases.trained_logprobs import KeptColumns
 from agentrl.databases.transitions import change_rows
 
 
@@ -49,7 +50,7 @@ _HEADER_FIELDS = (
 )  # fmt: skip
 _UNHELD = {"trainer": None, "fence": None, "step": None}
 _FOR_A_STEP = {"step": {"$gt": 0}}  # true of every leased row; selects the partial index `held`
-_LARGEST_MARKS = 4 * 2**20  # bytes of logprobs in one command
+_LARGEST_MARKS = 4 * 2**20  # bytes of what is kept in one command
 COUNTED = 10_000  # waiting rows are counted up to this number
 
 
@@ -154,20 +155,20 @@ class RowLedger:
         return False
 
     async def commit(
-        self, step: int, ids: Sequence[str], logprobs: Mapping[str, bytes] | None = None
+        self, step: int, ids: Sequence[str], kept: Mapping[str, KeptColumns] | None = None
     ) -> int:
         """Mark the rows of a done step as trained, or as ready to be trained again.
 
-        `ids`: the rows of the step. `logprobs`: the trainer's of their trained tokens, by row; they
-        are part of the mark, so a row has those of the steps that trained it and no others. Returns
+        `ids`: the rows of the step. `kept`: what the trainer says of their trained tokens, by row;
+        it is part of the mark, so a row has that of the steps that trained it and no other. Returns
         how many were committed by this trainer; fewer if a successor has taken some.
         """
         if self._max_trained_count > 1:
             await self._mark(
-                step, ids, logprobs, RowStatus.READY, self._training_is(last=False),
+                step, ids, kept, RowStatus.READY, self._training_is(last=False),
                 {"not_before": step + self._retrained_interval},
             )  # fmt: skip
-        await self._mark(step, ids, logprobs, RowStatus.TRAINED, self._training_is(last=True), {})
+        await self._mark(step, ids, kept, RowStatus.TRAINED, self._training_is(last=True), {})
         by_this_step = {"$elemMatch": {"step": step, "fence": self._fence}}
         return await self._rows.count_documents(
             {"_id": {"$in": list(ids)}, "trained": by_this_step}, hint="_id_"
@@ -177,17 +178,17 @@ class RowLedger:
         self,
         step: int,
         ids: Sequence[str],
-        logprobs: Mapping[str, bytes] | None,
+        kept: Mapping[str, KeptColumns] | None,
         to: RowStatus,
         training: dict[str, Any],
         fields: dict[str, Any],
     ) -> None:
         """Add the mark of a done step to the rows of `ids` whose training is such, and free them.
 
-        One command for all rows, or one for each few megabytes of logprobs.
+        One command for all rows, or one for each few megabytes of what is kept.
         """
         by = {"step": step, "trainer": {"$literal": self._trainer}, "fence": self._fence}
-        for part, mark in _marks(ids, logprobs or {}, by):
+        for part, mark in _marks(ids, kept or {}, by):
             leaves = {"trained": {"$concatArrays": ["$trained", [mark]]}, **_UNHELD, **fields}
             held = {"_id": {"$in": part}, **self._held(step), **training}
             await change_rows(
@@ -316,34 +317,38 @@ class RowLedger:
 
 
 def _marks(
-    ids: Sequence[str], logprobs: Mapping[str, bytes], by: Mapping[str, Expression]
+    ids: Sequence[str], kept: Mapping[str, KeptColumns], by: Mapping[str, Expression]
 ) -> Iterator[tuple[list[str], Expression]]:
     """The mark of a step as an expression over each row, for some of the rows at a time.
 
-    It finds the row's logprobs by its place among them: a command for each row would cost mongod
-    three times as much.
+    It finds what is kept of the row by its place: a command for each row would cost mongod three
+    times as much.
     """
-    without = [row for row in ids if row not in logprobs]
+    without = [row for row in ids if row not in kept]
     if without:
         yield without, dict(by)
     part: list[str] = []
     size = 0
-    for row in sorted(logprobs.keys() & set(ids)):
-        if part and size + len(logprobs[row]) > _LARGEST_MARKS:
-            yield part, _mark_with(part, logprobs, by)
+    for row in sorted(kept.keys() & set(ids)):
+        of_row = sum(map(len, kept[row].values()))
+        if part and size + of_row > _LARGEST_MARKS:
+            yield part, _mark_with(part, kept, by)
             part, size = [], 0
         part.append(row)
-        size += len(logprobs[row])
+        size += of_row
     if part:
-        yield part, _mark_with(part, logprobs, by)
+        yield part, _mark_with(part, kept, by)
 
 
 def _mark_with(
-    rows: list[str], logprobs: Mapping[str, bytes], by: Mapping[str, Expression]
+    rows: list[str], kept: Mapping[str, KeptColumns], by: Mapping[str, Expression]
 ) -> Expression:
     place = {"$indexOfArray": [{"$literal": rows}, "$_id"]}
-    kept = [{"$literal": [logprobs[row] for row in rows]}, place]
-    return {**by, "logprobs": {"$arrayElemAt": kept}}
+    columns = {
+        name: {"$arrayElemAt": [{"$literal": [kept[row][name] for row in rows]}, place]}
+        for name in kept[rows[0]]  # a step keeps the same of all its rows
+    }
+    return {**by, **columns}
 
 
 @dataclass(frozen=True)

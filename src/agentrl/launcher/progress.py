@@ -163,6 +163,10 @@ class ProgressReader:
         holders, silent = await self._leases()
         owners = {*finished, *holders}
         await self._evaluations.read(run)
+        all_groups = await self._groups(run)
+        left = _time_left(recent, step, max_steps)
+        if all_groups is not None:
+            left = _time_left_of_groups(ended, all_groups, began, now)
         last: Metrics = recent[-1] if recent else {}
         return Snapshot(
             status=run.status if run and run.status != "created" else "starting",
@@ -187,12 +191,12 @@ class ProgressReader:
             checkpoint=last_checkpoint(self._output),
             held_out=tuple(self._evaluations.finished),
             evaluating=self._evaluations.under_way,
-            seconds_left=_time_left(recent, step, max_steps),
+            seconds_left=left,
             history=tuple(self._history[step] for step in sorted(self._history)),
             failures=failures(attempts, groups),
             waiting_for=tuple(o.sentence(now) for o in await outages.current(self._database)),
             why_no_step=why_no_step(attempts, groups, n_services, silent) if waits else None,
-            groups=await self._groups(run),
+            groups=all_groups,
         )
 
     async def _groups(self, run: Run | None) -> tuple[int, int] | None:
@@ -282,3 +286,18 @@ def _time_left(recent: Sequence[Metrics], step: int, max_steps: int | None) -> f
     if max_steps is None or not recent:
         return None
     return float((max_steps - step) * median(metrics["step_seconds"] for metrics in recent))
+
+
+def _time_left_of_groups(
+    newest: Sequence[GroupEnd], groups: tuple[int, int], began: datetime, now: datetime
+) -> float | None:
+    """Seconds for the groups that have not ended, at the pace of the newest that ended since
+    `began`, when we first looked."""
+    times = sorted(group.at for group in newest if group.at > began)
+    n_left = groups[1] - groups[0]
+    if not times:
+        return 0.0 if n_left == 0 else None
+    # Of more only the newest were read.
+    all_read = len(times) < _RECENT_GROUPS
+    since, n_ended = (began, len(times)) if all_read else (times[0], len(times) - 1)
+    return float(n_left * (now - since).total_seconds() / n_ended)

@@ -30,7 +30,7 @@ from agentrl.databases.connection import DatabaseUnreachable, is_outage
 from agentrl.databases.documents import Split, TrainedStep
 from agentrl.databases.row_parts import PARTS
 from agentrl.databases.token_tree import TokenTree
-from agentrl.databases.trained_logprobs import trainer_logprobs
+from agentrl.databases.trained_logprobs import trainer_entropies, trainer_logprobs
 from agentrl.launcher.database import mongod_of, run_place, running_mongod
 from agentrl.launcher.record_filter import (
     LARGEST_LOOKUP,
@@ -46,7 +46,7 @@ _ARRAYS: Mapping[str, Callable[[bytes], NDArray[Any]]] = {
     "prompt_delta_ids": unpack_ints, "output_ids": unpack_ints, "output_logprobs": unpack_floats,
     "input_ids": unpack_ints, "loss_mask": unpack_mask, "logprobs": unpack_floats,
     "versions": unpack_ints, "advantages": unpack_floats, "capped": unpack_mask,
-    "trainer_logprobs": unpack_floats,
+    "trainer_logprobs": unpack_floats, "trainer_entropies": unpack_floats,
 }  # fmt: skip
 _IDS = 1000  # of Records that one query names
 _ANSWER_MS = 3_000  # that a mongod on this machine is waited for, before it is looked for again
@@ -182,8 +182,9 @@ class OpenRun:
     def rows(self, records: Iterable[str] | None = None) -> pa.Table:
         """Training rows, of all Records or of those with these ids.
 
-        `trainer_logprobs` are those of the last step that kept them, and 0 on tokens that are not
-        trained. Columns of tokens that are stored in parts, of rows above 4 MB, are empty.
+        `trainer_logprobs` and `trainer_entropies` (with `--log_entropy`) are those of the last step
+        that kept them, and 0 on tokens that are not trained. Columns of tokens that are stored in
+        parts, of rows above 4 MB, are empty.
         """
         return self._of("record_data", "_id", records, _with_trainer)
 
@@ -222,12 +223,18 @@ class OpenRun:
 
 
 def _with_trainer(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row with the trainer's logprobs as a column of its own."""
+    """A row with the trainer's logprobs and entropies as columns of their own."""
     marks = [TrainedStep.model_validate(mark) for mark in row["trained"]]
-    plain = {**row, "trained": [mark.model_dump(exclude={"logprobs"}) for mark in marks]}
-    if PARTS in row or (known := trainer_logprobs(TokenTree.unpack(dict(row)), marks)) is None:
+    shown = [mark.model_dump(exclude={"logprobs", "entropies"}) for mark in marks]
+    plain = {**row, "trained": shown}
+    if PARTS in row:
         return plain
-    return {**plain, "trainer_logprobs": pack_floats(known)}
+    tree = TokenTree.unpack(dict(row))
+    known = {
+        "trainer_logprobs": trainer_logprobs(tree, marks),
+        "trainer_entropies": trainer_entropies(tree, marks),
+    }
+    return {**plain, **{name: pack_floats(own) for name, own in known.items() if own is not None}}
 
 
 def _table(documents: Documents) -> pa.Table:

@@ -22,12 +22,19 @@ from agentrl.configs.secret_variables import flags_in_environment, read_key
 from agentrl.configs.verbs import SGLANG_COMMAND, SGLANG_FLAGS, serve_parser
 from agentrl.databases import services
 from agentrl.databases.connection import RunDatabase, connect, is_outage
+from agentrl.databases.device_use import SERVICE, Devices, note_use
+from agentrl.databases.owners import process_name
 from agentrl.held_port import HeldPort
 from agentrl.inference.engine import EngineConfig, serve
 from agentrl.inference.protocol import version_to_wire
 from agentrl.inference.sglang_server import SGLangConfig, SGLangError, serve_sglang
 from agentrl.launcher import service_processes
-from agentrl.launcher.deployment import SGLANG_OF_SETUP, SGLANG_PYTHON, count_gpus
+from agentrl.launcher.deployment import (
+    SGLANG_OF_SETUP,
+    SGLANG_PYTHON,
+    count_gpus,
+    usable_cores,
+)
 from agentrl.launcher.processes import Kind
 from agentrl.launcher.supervision import supervise
 from agentrl.subreaper import SUBREAPER
@@ -60,12 +67,15 @@ def main(argv: Sequence[str]) -> int:
             with HeldPort(host=config.host) if config.port == 0 else nullcontext() as held:
                 if held is not None:
                     config = replace(config, port=held.number)
-                serve_sglang(config, reaped, lambda url: _announced(arguments, run, url))
+                devices = _devices(config.tp_size, config.device, arguments)
+                serve_sglang(config, reaped, lambda url: _announced(arguments, run, url, devices))
         except SGLangError as error:
             log.error("%s", error)
             return 1  # status 2 would mean that a restart does not help
     else:
-        serve(engine_config(arguments), lambda url: _announced(arguments, run, url))
+        local = engine_config(arguments)
+        devices = _devices(1, local.device, arguments)
+        serve(local, lambda url: _announced(arguments, run, url, devices))
     return 0
 
 
@@ -165,9 +175,18 @@ def sglang_config(arguments: Namespace) -> SGLangConfig:
     )
 
 
+def _devices(gpus: int, device: str | None, arguments: Namespace) -> Devices:
+    """The devices of a service. `device`: None is a GPU, SGLang's default."""
+    if device == "cpu":
+        # The threads of torch, which a launch divides among its parts; "4,2" is of nested ones.
+        threads = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
+        return Devices(SERVICE, 0, int(threads) if threads.isdecimal() else usable_cores())
+    return Devices(SERVICE, gpus, 0, in_turns=arguments.memory_saver)
+
+
 @asynccontextmanager
 async def _announced(
-    arguments: Namespace, run: AnnouncedTo | None, url: str
+    arguments: Namespace, run: AnnouncedTo | None, url: str, devices: Devices
 ) -> AsyncIterator[None]:
     """Register the service at `url` with the run, if any, for the time of the block."""
     url = arguments.public_url or url
@@ -183,7 +202,9 @@ async def _announced(
         arguments.max_running_requests,
         arguments.weight_version,
     )
-    heartbeats = asyncio.create_task(_beat(database, url))
+    process = process_name()
+    await note_use(database, process, devices)
+    heartbeats = asyncio.create_task(_beat(database, url, process, devices))
     try:
         yield
     finally:
@@ -194,12 +215,13 @@ async def _announced(
         await database.close()
 
 
-async def _beat(database: RunDatabase, url: str) -> None:
+async def _beat(database: RunDatabase, url: str, process: str, devices: Devices) -> None:
     """Send heartbeats until cancelled. An outage of the database does not end them."""
     while True:
         await asyncio.sleep(HEARTBEAT_S)
         try:
             await services.heartbeat(database, url)
+            await note_use(database, process, devices)
         except PyMongoError as error:
             if not is_outage(error):
                 raise

@@ -1,11 +1,13 @@
-"""`agentrl show --list`, `--worst`, `--best`: many Records, one line each."""
+"""`agentrl show --list`, `--worst`, `--best`: many Records, one line each; and their orders."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from datetime import UTC, datetime
+from functools import reduce
+from operator import getitem
 from typing import Any
 
-from pymongo.asynchronous.cursor import AsyncCursor
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -16,25 +18,41 @@ from agentrl.launcher.record_filter import LONGEST_S, Filter, refused_by_mongod,
 from agentrl.launcher.runs import age
 
 _WIDE = 92  # width from which the task is shown, which the id names too
-# Sort orders. Among equal scores, the longest is the worst and the shortest the best.
+# Sort orders. Among equal scores, the longest is the worst and the shortest the best. All but the
+# newest are those of an index, which ends with the id: so each Record has a place of its own.
 ORDERS: dict[str, list[tuple[str, int]]] = {
     "newest": [("started_at", -1)],
-    "worst": [("score", 1), ("tokens.generated", -1)],
-    "best": [("score", -1), ("tokens.generated", 1)],
+    "worst": [("score", 1), ("tokens.generated", -1), ("_id", 1)],
+    "best": [("score", -1), ("tokens.generated", 1), ("_id", -1)],
+    "longest": [("tokens.generated", -1), ("_id", -1)],
+    "shortest": [("tokens.generated", 1), ("_id", 1)],
+    "most turns": [("n_turns", -1), ("_id", -1)],
+    "fewest turns": [("n_turns", 1), ("_id", 1)],
 }
+OrderPlace = Sequence[Any]  # a Record's values of the fields of an order
 
 
 async def list_records(
-    database: RunDatabase, order: str, conditions: Filter, split: Split, count: int
+    database: RunDatabase,
+    order: str,
+    conditions: Filter,
+    split: Split,
+    count: int,
+    after: OrderPlace | None = None,
 ) -> list[Record]:
     """The first `count` Records that match the conditions, in this order (a key of `ORDERS`).
 
     `split` is ignored if a condition is on the split. An order by score has only Records with a
-    score. Raises `ConfigError` for a filter that MongoDB refuses, or is too long at.
+    score, one by length or turns those that ended. `after`: only those behind this place. Raises
+    `ConfigError` for a filter that MongoDB refuses, or is too long at.
     """
-    cursor = (await in_order(database, order, conditions, split)).limit(count)
-    with refused_by_mongod():
-        return [Record.from_mongo(document) async for document in cursor]
+    found: list[Record] = []
+    async with aclosing(in_order(database, order, conditions, split, count, after)) as records:
+        async for document in records:
+            found.append(Record.from_mongo(document))
+            if len(found) == count:
+                break
+    return found
 
 
 async def in_order(
@@ -42,15 +60,44 @@ async def in_order(
     order: str,
     conditions: Filter,
     split: Split,
+    most: int = 0,
+    after: OrderPlace | None = None,
     fields: Mapping[str, int] | None = None,
-) -> AsyncCursor[dict[str, Any]]:
-    """All of them, as stored, or these `fields` of them. Nothing is read yet."""
+) -> AsyncGenerator[dict[str, Any], None]:
+    """As `list_records`: all of them, as stored, or these `fields` of them. `most`: that will be
+    read; 0 is unknown."""
     filters = await selected(database, conditions, split)
     if order != "newest":
-        # A scored Record has a `finished_at`, the condition of the index that has the order.
-        filters.append({"score": {"$gte": -math.inf}, "finished_at": {"$gt": BEFORE_ALL}})
-    cursor = database.records.find({"$and": filters}, fields).sort(ORDERS[order])
-    return cursor.max_time_ms(int(LONGEST_S * 1000))
+        # The condition of the indexes that have the orders; a scored Record fulfils it.
+        filters.append({"finished_at": {"$gt": BEFORE_ALL}})
+    if order in ("worst", "best"):
+        filters.append({"score": {"$gte": -math.inf}})
+    for behind in _behind(ORDERS[order], after):
+        cursor = database.records.find({"$and": [*filters, behind]}, fields).sort(ORDERS[order])
+        async with cursor.limit(most).max_time_ms(int(LONGEST_S * 1000)):
+            with refused_by_mongod():
+                async for document in cursor:
+                    yield document
+
+
+def place_of(document: Mapping[str, Any], order: str) -> OrderPlace:
+    """The place of a stored Record in this order."""
+    return [reduce(getitem, name.split("."), document) for name, _ in ORDERS[order]]
+
+
+def _behind(order: Sequence[tuple[str, int]], after: OrderPlace | None) -> Iterator[Filter]:
+    """Filters of what comes behind a place, in order: each is one stretch of the order's index.
+
+    Behind (1, 5, "a") come those with 1, 5 and a later id, then those with 1 and more than 5, then
+    those with more than 1.
+    """
+    if after is None:
+        yield {}
+        return
+    for number in reversed(range(len(order))):
+        same = {name: value for (name, _), value in zip(order[:number], after, strict=False)}
+        name, direction = order[number]
+        yield {**same, name: {"$gt" if direction > 0 else "$lt": after[number]}}
 
 
 def print_list(console: Console, records: Sequence[Record], run: str) -> None:

@@ -6,8 +6,8 @@ from agentrl.launcher.trajectory_tokens import TurnTokens
 
 # Columns of the model's own tokens, in order, with the format of a value.
 _FORMS = {
-    "mask": ".0f", "logprob": ".4f", "trainer": ".4f", "ratio": ".4f", "advantage": "+.4f",
-    "version": ".0f",
+    "mask": ".0f", "logprob": ".4f", "trainer": ".4f", "ratio": ".4f", "entropy": ".4f",
+    "advantage": "+.4f", "version": ".0f",
 }  # fmt: skip
 _WIDTH = 10
 

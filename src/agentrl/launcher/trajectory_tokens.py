@@ -20,7 +20,11 @@ from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import DBRecordData, DispatchedSamplingTask, Record
 from agentrl.databases.row_parts import join
 from agentrl.databases.runs import load_run
-from agentrl.databases.trained_logprobs import trained_places, trainer_logprobs
+from agentrl.databases.trained_logprobs import (
+    trained_places,
+    trainer_entropies,
+    trainer_logprobs,
+)
 from agentrl.launcher.trajectory import read_turns
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.groups.row_building import replay
@@ -33,8 +37,9 @@ class TurnTokens:
     `start`: number of tokens before them in the model's context, of which the first turn of a
     segment shares `shared` with its parent. `texts`: of both, in order.
     `values`: columns of the model's own tokens, by name: `logprob`, `version`, of a row `mask` and
-    `advantage`, and of a trained one, where they are kept, the trainer's logprob `trainer` and the
-    `ratio` of its probability to the sampler's. Tokens that are not trained have none of these.
+    `advantage`, and of a trained one, where they are kept, the trainer's logprob `trainer`, the
+    `ratio` of its probability to the sampler's, and the `entropy` of the trainer's policy. Tokens
+    that are not trained have none of these.
     """
 
     turn: int
@@ -139,10 +144,13 @@ def _values_of_row(
     columns: dict[str, NDArray[Any]] = {
         "mask": row.tree["mask"], "advantage": row.tree["advantages"],
     }  # fmt: skip
+    known = np.zeros(len(row.tree), dtype=bool)
+    known[trained_places(row.tree)] = True
+    entropies = trainer_entropies(row.tree, row.trained)
+    if entropies is not None:
+        columns["entropy"] = np.where(known, entropies, np.nan)
     trainer = trainer_logprobs(row.tree, row.trained)
     if trainer is not None:
-        known = np.zeros(len(row.tree), dtype=bool)
-        known[trained_places(row.tree)] = True
         columns["trainer"] = np.where(known, trainer, np.nan)
         columns["ratio"] = np.where(known, np.exp(trainer - row.tree["logprobs"]), np.nan)
     return {

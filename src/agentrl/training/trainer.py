@@ -33,7 +33,6 @@ from accelerate import Accelerator
 
 from agentrl.configs import Config, ConfigError, parse_config
 from agentrl.configs.run_flags import changed_flags, flat_flags, stored_flags
-from agentrl.databases.arrays import pack_floats
 from agentrl.databases.connection import DatabaseUnreachable, RunDatabase, connect
 from agentrl.databases.owners import process_name
 from agentrl.databases.runs import (
@@ -45,7 +44,7 @@ from agentrl.databases.runs import (
     TrainerReplaced,
 )
 from agentrl.databases.task_file import TaskFileError
-from agentrl.databases.trained_logprobs import MOST_TOKENS
+from agentrl.databases.trained_logprobs import MOST_TOKENS, KeptColumns
 from agentrl.inference.protocol import ServiceUnreachable
 from agentrl.stop_signals import stop_signals
 from agentrl.tracebacks import log_to_stderr
@@ -314,8 +313,8 @@ class Trainer:
                 # The commit lets samplers continue, so the services must have the new weights.
                 self._finish_publishing()
             publish_seconds = time.monotonic() - began + self._gatherer.waited_seconds()
-            logprobs = self._trained_logprobs(rows)
-            self._agreement.from_main(partial(self._commit, rows, logprobs))
+            kept = self._kept_tokens(rows)
+            self._agreement.from_main(partial(self._commit, rows, kept))
             stopping = self._any_rank_stops()
             save_seconds = 0.0
             if last or stopping or self._config.checkpoint.is_due(self._step):
@@ -358,22 +357,22 @@ class Trainer:
         if not last:
             stream.drop()
 
-    def _trained_logprobs(self, rows: StepRows) -> dict[str, bytes]:
-        """The trainer's logprobs of the step's rows, by row; on rank 0. Collective."""
+    def _kept_tokens(self, rows: StepRows) -> dict[str, KeptColumns]:
+        """What is kept of the trained tokens of the step's rows, by row; on rank 0. Collective."""
         if not self._config.run.store_trainer_logprobs:
             return {}
-        mine: dict[str, bytes] = {}
+        mine: dict[str, KeptColumns] = {}
         if self._learner.mesh.is_first_of_rows:
-            kept = zip(rows.ids[rows.rank], self._learner.trained_logprobs, strict=True)
-            mine = {row: pack_floats(own) for row, own in kept if len(own) <= MOST_TOKENS}
+            kept = zip(rows.ids[rows.rank], self._learner.kept_tokens, strict=True)
+            mine = {row: own.pack() for row, own in kept if len(own.logprobs) <= MOST_TOKENS}
         everywhere = self._agreement.to_main(mine)
         return {row: own for of_rank in everywhere for row, own in of_rank.items()}
 
-    def _commit(self, rows: StepRows, logprobs: Mapping[str, bytes]) -> None:
+    def _commit(self, rows: StepRows, kept: Mapping[str, KeptColumns]) -> None:
         """For rank 0."""
         assert self._coordinator is not None
         ids = [header.id for header in rows.headers]
-        self._background.run(self._coordinator.commit(self._step, ids, logprobs))
+        self._background.run(self._coordinator.commit(self._step, ids, kept))
 
     def _record(
         self,

@@ -1,6 +1,7 @@
 """`agentrl view`: serves the pages about runs until Ctrl-C, and prints their address."""
 
 import asyncio
+import math
 import os
 import secrets
 import socket
@@ -22,6 +23,7 @@ from agentrl.viewer.server import Viewer
 
 PASSWORD = "AGENTRL_VIEW_PASSWORD"
 _SHORTEST = 8  # characters of a password
+PRICE = "AGENTRL_GPU_HOUR_PRICE"  # a variable, because a launch starts its pages by itself
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,10 +46,12 @@ def main(argv: Sequence[str]) -> int:
         )
     if password is not None and len(password) < _SHORTEST:
         raise ConfigError(f"{PASSWORD}: it needs {_SHORTEST} characters or more")
+    price = _price()
     root = Path(arguments.output_root)
     if SOCKET in os.environ:
         listening = socket.socket(fileno=int(os.environ[SOCKET]))
-        asyncio.run(_serve_launch(Places(root, url, elsewhere), listening, os.environ[TOKEN]))
+        places = Places(root, url, elsewhere)
+        asyncio.run(_serve_launch(places, listening, os.environ[TOKEN], price))
         return 0
     secret = password or secrets.token_urlsafe(16)
 
@@ -56,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             if arguments.run is not None:
                 async with places.run(arguments.run):
                     pass  # said now, if it is not there
-            viewer = Viewer(places, secret, "token" if password is None else "password")
+            viewer = Viewer(places, secret, "token" if password is None else "password", price)
             try:
                 async with viewer.running(arguments.host, arguments.port) as port:
                     page = f"/run/{arguments.run}" if arguments.run is not None else "/"
@@ -74,9 +78,26 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-async def _serve_launch(places: Places, listening: socket.socket, secret: str) -> None:
+def _price() -> float | None:
+    """What an hour of a GPU costs, in whatever money. Raises `ConfigError`."""
+    given = os.environ.get(PRICE)
+    if not given:
+        return None
+    try:
+        price = float(given)
+    except ValueError:
+        price = math.nan
+    if not 0 <= price < math.inf:
+        raise ConfigError(f"{PRICE}={given}: it takes a number, what an hour of a GPU costs")
+    return price
+
+
+async def _serve_launch(
+    places: Places, listening: socket.socket, secret: str, price: float | None
+) -> None:
     """Serve on the socket of a launch until it ends: then its end of standard input is closed."""
-    async with places, Viewer(places, secret).running_on(listening):
+    viewer = Viewer(places, secret, gpu_hour_price=price)
+    async with places, viewer.running_on(listening):
         await _until_signal(launcher=sys.stdin.fileno())
 
 

@@ -3,19 +3,20 @@
 No index serves every condition, and one over texts would cost samplers more than it is worth to
 people who look for one now and then. So the Records are read in stretches of their time, until
 enough are found or the time is up. The result says how far back that was; the next search goes on
-from there. In the order of scores a text is searched for from the first of the order on.
+from there. In another order a text is searched for from the first of the order on, in the same way.
 """
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, Split
 from agentrl.launcher.record_filter import Filter, names_field, refused_by_mongod, selected
-from agentrl.launcher.show_list import in_order
+from agentrl.launcher.show_list import ORDERS, OrderPlace, in_order, place_of
 
 _SECONDS = 0.2  # after which no further stretch is begun
 _SECONDS_OF_TEXT = 0.7
@@ -30,14 +31,14 @@ _SAID = ("output_text", "messages.content", "tool_calls.result")  # by model, us
 class Found:
     """Records in their order. `looked_at`: Records of the split that were read.
 
-    `until`: none before this time was read; None: all were. `more`: whether an order by score was
-    left before its end, for want of time.
+    `until`: none before this time was read; None: all were. `after`: the place in the order up to
+    which all were read; None: to its end.
     """
 
     records: list[Record]
     looked_at: int
     until: datetime | None
-    more: bool = False
+    after: OrderPlace | None = None
 
 
 async def search(
@@ -96,30 +97,44 @@ async def search_in_order(
     conditions: Filter,
     split: Split,
     text: str,
+    begin: OrderPlace | None = None,
     enough: int = 100,
 ) -> Found:
-    """The first `enough` of an order by score (a key of `ORDERS`) of which a turn has the text.
+    """The first `enough` of an order (a key of `ORDERS`) of which a turn has the text.
 
-    Raises `ConfigError` for a filter that MongoDB refuses.
+    `begin`: only those behind this place. Raises `ConfigError` for a filter that MongoDB refuses.
     """
     deadline = time.monotonic() + _SECONDS_OF_TEXT
-    cursor = await in_order(database, order, conditions, split, {"_id": 1})
+    fields = {name: 1 for name, _ in ORDERS[order]}
     found: list[Filter] = []
     looked_at = 0
-    while len(found) < enough:
-        began = time.monotonic()
-        with refused_by_mongod():
-            stretch = await cursor.to_list(_FIRST_OF_TEXT)
-        if not stretch:
-            break
-        looked_at += len(stretch)
-        found += await _with_text(database, stretch, text)
-        now = time.monotonic()
-        if 2 * now - began > deadline:  # the next stretch takes as long as this one
-            break
-    more = len(found) < enough and cursor.alive
-    await cursor.close()
-    return Found(await _whole(database, found[:enough]), looked_at, None, more)
+    after: OrderPlace | None = begin
+    records = in_order(database, order, conditions, split, after=begin, fields=fields)
+    async with aclosing(records):
+        while len(found) < enough:
+            began = time.monotonic()
+            stretch = await _first(records, _FIRST_OF_TEXT)
+            looked_at += len(stretch)
+            found += await _with_text(database, stretch, text)
+            if len(stretch) < _FIRST_OF_TEXT:
+                after = None
+                break
+            after = place_of(stretch[-1], order)
+            now = time.monotonic()
+            if 2 * now - began > deadline:  # the next stretch takes as long as this one
+                break
+    if len(found) > enough:
+        found = found[:enough]
+        after = place_of(found[-1], order)
+    return Found(await _whole(database, found), looked_at, None, after)
+
+
+async def _first(records: AsyncIterator[Filter], count: int) -> list[Filter]:
+    """The next `count` of these; fewer where they end."""
+    found: list[Filter] = []
+    while len(found) < count and (record := await anext(records, None)) is not None:
+        found.append(record)
+    return found
 
 
 async def _whole(database: RunDatabase, found: Sequence[Filter]) -> list[Record]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from agentrl.databases.documents import InferenceService, Run, Split
+from agentrl.databases.device_use import DeviceHours, device_hours
+from agentrl.databases.documents import Run, Split
 from agentrl.databases.failed_tasks import count_failed_tasks
 from agentrl.databases.quarantine import count_quarantined
 from agentrl.databases.runs import SAMPLING, load_run
@@ -17,6 +18,7 @@ from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
 from agentrl.viewer.samplers import SamplerLine, read_samplers
+from agentrl.viewer.services import ServiceLine, read_services
 from agentrl.viewer.steps import read_steps, thinned
 from agentrl.viewer.timeline import PHASES
 
@@ -43,12 +45,13 @@ class Chart:
 class SlowPart:
     """What a page that keeps itself fresh reads less often, because it changes slowly."""
 
-    services: list[InferenceService]
+    services: list[ServiceLine]
     samplers: list[SamplerLine]
     n_failed: int
     n_quarantined: int
     evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
     sampled: int  # tokens so far, those of evaluations too
+    hours: DeviceHours
 
 
 @dataclass(frozen=True)
@@ -96,13 +99,15 @@ async def _at_work(place: Place, run: Run) -> bool:
 
 async def _slow(place: Place) -> SlowPart:
     database = place.database
+    now = await server_time(database.client)
     return SlowPart(
-        services=[InferenceService.from_mongo(found) async for found in database.services.find()],
-        samplers=await read_samplers(place, await server_time(database.client)),
+        services=await read_services(place, now),
+        samplers=await read_samplers(place, now),
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
         evaluations=await _evaluations(place),
         sampled=await _sampled_tokens(place),
+        hours=await device_hours(database),
     )
 
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from agentrl.databases.documents import SlotStatus, Split, TaskStatus
+from agentrl.databases.documents import SamplerLoad, SlotStatus, Split, TaskStatus
+from agentrl.databases.loads import sampler_loads
 from agentrl.viewer.places import Place
 
 _LATELY = timedelta(seconds=60)
@@ -14,7 +15,8 @@ _LATELY = timedelta(seconds=60)
 @dataclass(frozen=True)
 class SamplerLine:
     """A sampler. `held`: rollouts that it holds. `ended`, `tokens_per_s`: attempts of the last
-    minute. `waits_for`: dependencies whose breakers are open.
+    minute. `waits_for`: dependencies whose breakers are open. `load`: what it said of itself; None
+    if that is long ago.
     """
 
     owner: str
@@ -22,10 +24,14 @@ class SamplerLine:
     ended: int
     tokens_per_s: float
     waits_for: tuple[str, ...]
+    load: SamplerLoad | None
 
 
 async def read_samplers(place: Place, now: datetime) -> list[SamplerLine]:
-    """Those with rollouts, with attempts that ended lately, or that wait. `now`: the server's."""
+    """Those with rollouts, with attempts that ended lately, that wait, or that told their load.
+
+    `now`: the server's time.
+    """
     database = place.database
     held: dict[str, Mapping[str, Any]] = {}
     leases = await database.tasks.aggregate(
@@ -65,6 +71,7 @@ async def read_samplers(place: Place, now: datetime) -> list[SamplerLine]:
         outage["_id"]: tuple(wait["dependency"] for wait in outage.get("waits_for", ()))
         async for outage in database.outages.find()
     }
+    loads = await sampler_loads(database, now)
     return [
         SamplerLine(
             owner=owner,
@@ -72,6 +79,7 @@ async def read_samplers(place: Place, now: datetime) -> list[SamplerLine]:
             ended=done.get(owner, {}).get("ended", 0),
             tokens_per_s=done.get(owner, {}).get("tokens", 0) / _LATELY.total_seconds(),
             waits_for=waits.get(owner, ()),
+            load=loads.get(owner),
         )
-        for owner in sorted({*held, *done, *waits})
+        for owner in sorted({*held, *done, *waits, *loads})
     ]

@@ -58,10 +58,14 @@ _Page = Callable[[web.Request, Place], Awaitable[web.Response]]
 
 class Viewer:
     """The pages about the runs of `places`. `secret`: what a visitor must show, a token of the
-    printed address or a password."""
+    printed address or a password. `gpu_hour_price`: with it costs are shown."""
 
     def __init__(
-        self, places: Places, secret: str, kind: Literal["token", "password"] = "token"
+        self,
+        places: Places,
+        secret: str,
+        kind: Literal["token", "password"] = "token",
+        gpu_hour_price: float | None = None,
     ) -> None:
         self._places = places
         self._secret = secret
@@ -77,7 +81,7 @@ class Viewer:
             lstrip_blocks=True,
         )
         self._pages.filters.update(FILTERS)
-        self._pages.globals.update(version=__version__, href=_href)
+        self._pages.globals.update(version=__version__, href=_href, gpu_hour_price=gpu_hour_price)
 
     @asynccontextmanager
     async def running(self, host: str, port: int) -> AsyncIterator[int]:

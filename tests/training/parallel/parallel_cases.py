@@ -238,10 +238,14 @@ def run(case: Case, mesh: Mesh) -> Outcome:
 
 
 def _logprobs(learner: Learner, mine: Sequence[int]) -> dict[int, Tensor]:
-    """Those that were kept, of all ranks; each row is one process's to tell."""
-    own = zip(mine, learner.trained_logprobs, strict=True) if learner.mesh.is_first_of_rows else ()
+    """Those that were kept, then the entropies, of all ranks; each row is one process's to tell."""
+    own = zip(mine, learner.kept_tokens, strict=True) if learner.mesh.is_first_of_rows else ()
     told: list[dict[int, Tensor]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(told, {row: torch.from_numpy(values) for row, values in own})
+    ours: dict[int, Tensor] = {}
+    for row, kept in own:
+        columns = [kept.logprobs, *([] if kept.entropies is None else [kept.entropies])]
+        ours[row] = torch.cat([torch.from_numpy(column) for column in columns])
+    dist.all_gather_object(told, ours)
     assert sum(map(len, told)) == len({row for of_rank in told for row in of_rank})
     return {row: values for of_rank in told for row, values in of_rank.items()}
 

@@ -35,6 +35,7 @@ from agentrl.rollout.scheduling.breakers import Breakers
 from agentrl.rollout.scheduling.claim_state import ClaimState, Work
 from agentrl.rollout.scheduling.concurrency import Concurrency
 from agentrl.rollout.scheduling.demand import Demand
+from agentrl.rollout.scheduling.load_report import LoadReport
 from agentrl.rollout.scheduling.work_view import Observer, WorkView
 from agentrl.rollout.traces.tracing import Tracing
 
@@ -72,6 +73,7 @@ class SamplingScheduler:
     _mistakes: asyncio.Queue[ConfigError] = field(default_factory=asyncio.Queue)  # of flags
     _stopping: bool = False
     _state: ClaimState = field(default_factory=ClaimState)
+    _load_report: LoadReport = field(default_factory=LoadReport)
 
     def __post_init__(self) -> None:
         sampling = self.config.sampling
@@ -156,6 +158,9 @@ class SamplingScheduler:
                 asyncio.create_task(self._adapt(), name="concurrency"),
                 asyncio.create_task(self._take_up(), name="what was put off"),
                 asyncio.create_task(self._breakers.run(self.database, self.owner), name="breakers"),
+                asyncio.create_task(
+                    self._load_report.run(self.database, self.owner, self._occupied), name="loads"
+                ),
                 asyncio.create_task(self.agents.failed(), name="agents"),
                 asyncio.create_task(self._until_misled(), name="flags"),
             }
@@ -457,12 +462,18 @@ class SamplingScheduler:
     async def _adapt(self) -> None:
         """Adapt the concurrency to the services' loads."""
         while True:
+            due = time.monotonic() + LOADS_S
             await asyncio.sleep(LOADS_S)
+            late_s = time.monotonic() - due
             if (outage := self._pool.outage) is not None:
                 outage.probe = self._pool.check
                 self._breakers.out_of_reach(outage)
             loads = await self._pool.loads()
             self._observe_loads({url: loads.get(url) for url in self._concurrency.services})
+            self._load_report.looked(loads, late_s)
+
+    def _occupied(self) -> tuple[int, int]:
+        return self._count(to_score=False), self._concurrency.limit
 
     def _observe_loads(self, loads: dict[str, ServiceLoad | None]) -> None:
         before = self._concurrency.limit

@@ -15,10 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from agentrl.configs import Config, ConfigError
 from agentrl.databases.changes import Changes, updated
 from agentrl.databases.connection import RunDatabase, retry_through_outages
+from agentrl.databases.device_use import TRAINER, Devices, note_use
 from agentrl.databases.documents import DataSet, TrainerStart, group_order
 from agentrl.databases.feeder import TaskFeeder
 from agentrl.databases.hopeless import HopelessWatch
@@ -38,6 +40,7 @@ from agentrl.databases.task_file import (
     open_tasks,
     read_tasks,
 )
+from agentrl.databases.trained_logprobs import KeptColumns
 from agentrl.databases.transitions import ENDED_TASKS
 from agentrl.inference.weights.ways import make_updater
 from agentrl.training.background import BackgroundLoop
@@ -110,6 +113,12 @@ class RunCoordinator:
         )
         on_gpu = torch.cuda.is_available() and not config.parallel.use_cpu
         device = torch.device(f"cuda:{torch.cuda.current_device()}" if on_gpu else "cpu")
+        processes = dist.get_world_size()
+        self._devices = Devices(
+            TRAINER,
+            gpus=processes if on_gpu else 0,
+            cores=0 if on_gpu else processes * torch.get_num_threads(),
+        )
         self._publisher = Publisher(
             database,
             output,
@@ -248,15 +257,15 @@ class RunCoordinator:
             logger.error("row %s is quarantined: %s", row, error)
 
     async def commit(
-        self, step: int, ids: Sequence[str], logprobs: Mapping[str, bytes] | None = None
+        self, step: int, ids: Sequence[str], kept: Mapping[str, KeptColumns] | None = None
     ) -> None:
         """Mark rows as trained by `step`. Raises `TrainerReplaced` if another trainer has some.
 
-        `logprobs`: the trainer's, by row.
+        `kept`: what the trainer says of their tokens, by row.
         """
         await self.hold()
         committed = await retry_through_outages(
-            lambda: self.ledger.commit(step, ids, logprobs), f"the commit of step {step}"
+            lambda: self.ledger.commit(step, ids, kept), f"the commit of step {step}"
         )
         if committed != len(ids):
             raise TrainerReplaced(
@@ -369,6 +378,7 @@ class RunCoordinator:
     async def release(self) -> None:
         """Release the run's lease."""
         await self._lease.release()
+        await note_use(self._database, self._trainer, self._devices)
 
     async def _count_steps(self) -> int:
         """The number of steps: `--max_steps`, or the most that all rows suffice for."""
@@ -386,6 +396,9 @@ class RunCoordinator:
         from the database finds out here, or at its next commit, if it was replaced.
         """
         while True:
+            await retry_through_outages(
+                lambda: note_use(self._database, self._trainer, self._devices), "the use of devices"
+            )
             await asyncio.sleep(self._config.sampling.lease_seconds / 3)
             await self.hold()
 

@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import FSDPModule
@@ -29,7 +27,7 @@ from agentrl.training.parallel import Mesh, weights_are_finite
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
 from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
-from agentrl.training.step.kept_logprobs import KeptLogprobs
+from agentrl.training.step.kept_logprobs import KeptLogprobs, KeptTokens
 from agentrl.training.step.objective import Objective, StepObjective
 from agentrl.training.step.optimizer import (
     load_optimizer,
@@ -69,7 +67,7 @@ class Learner:
         there after sharding. `reference`: folder of the reference policy, if the loss needs one
         that is not `model` without its adapter. `reference_in_rows`: rows bring the logprobs of the
         reference, see `StoredReference`. `value_start`: folder of the critic's start
-        weights, for PPO. `keeps_logprobs`: see `trained_logprobs`. Policy and reference are probed,
+        weights, for PPO. `keeps_logprobs`: see `kept_tokens`. Policy and reference are probed,
         and take micro-batches in the form in which they are computed right. Raises `ConfigError` if
         there is none or if a model cannot be divided by `mesh`, and `RuntimeError` if a parameter
         is not sharded as expected.
@@ -113,9 +111,9 @@ class Learner:
                 self._models.append(loaded.model)
         self._auxiliary = AuxiliaryModels(asked, self.critic)
         self._keeps_logprobs = keeps_logprobs
-        # Of each of this rank's rows in the last step, where they are kept: the policy's logprobs
-        # of the trained tokens. They are the same on all processes that share the rows.
-        self.trained_logprobs: Sequence[NDArray[np.float32]] = ()
+        # Of each of this rank's rows in the last step, where they are kept. They are the same on
+        # all processes that share the rows.
+        self.kept_tokens: Sequence[KeptTokens] = ()
         self._optimizers = [self.optimizer]
         if self.critic is not None:
             self._optimizers.append(self.critic.optimizer)
@@ -148,7 +146,7 @@ class Learner:
         the gradient of the policy or of the critic is not finite: no weights were changed.
         """
         kept = KeptLogprobs() if self._keeps_logprobs else None
-        self.trained_logprobs = ()
+        self.kept_tokens = ()
         try:
             statistics = train_step(
                 self.model, self.optimizer, self.scheduler, rows, self._objective, self._config,
@@ -158,7 +156,7 @@ class Learner:
             self.leave_step()
             raise
         if kept is not None:
-            self.trained_logprobs = kept.of_rows(len(rows))
+            self.kept_tokens = kept.of_rows(len(rows))
         return statistics
 
     def look(self, rows: Sequence[Sequence[TrainingSequence]]) -> StepStatistics:

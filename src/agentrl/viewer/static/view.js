@@ -199,6 +199,10 @@ function scale(mode) { // the colour of a value, the ends of the legend as texts
       const most = Math.max(Math.abs(Math.log(low)), Math.abs(Math.log(high)), 0.1);
       return { of: (v) => around(Math.log(v) / most), ends, low, high };
     }
+    case "entropy": { // a policy that is sure throughout is seen to be
+      const most = Math.max(high, 0.5);
+      return { of: (v) => mix("transparent", "--d", v / most), ends: ["0", `${shown(most)} nats`], low: 0, high: most };
+    }
     case "mask": return { of: (v) => v ? mix("transparent", "--a", 1) : "transparent", ends: ["not trained", "trained"], low: 0, high: 1 };
     default: return { of: (v) => mix("--a", "--b", high === low ? 0 : (v - low) / (high - low)), ends, low, high };
   }
@@ -240,7 +244,7 @@ function repaint() {
   const colour = scale.now = scale(mode);
   legend.title = colour ? colour.ends.join(" to ") : "";
   legend.hidden = !colour;
-  document.getElementById("hover").textContent = colour ? `${colour.ends[0]} … ${colour.ends[1]}` : mode === "trainer" || mode === "ratio" ? "no step has trained it and kept this (--store_trainer_logprobs)" : "no row of this record is stored, so this is not known";
+  document.getElementById("hover").textContent = colour ? `${colour.ends[0]} … ${colour.ends[1]}` : mode === "trainer" || mode === "ratio" ? "no step has trained it and kept this (--store_trainer_logprobs)" : mode === "entropy" ? "no step has trained it and kept this (--log_entropy)" : "no row of this record is stored, so this is not known";
   if (colour) {
     const { low, high } = colour;
     const stops = [0, 0.25, 0.5, 0.75, 1].map((share) => colour.of(low + (high - low) * share));
