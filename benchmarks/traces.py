@@ -11,6 +11,7 @@ words and results of 200. All Records are traced.
 hardly disturbed by other work on the machine.
 """
 
+import asyncio
 import logging
 import tempfile
 import threading
@@ -23,10 +24,11 @@ from statistics import median
 
 import uvloop
 from report import finish, parse_flags
-from sampler import Addresses, Measured, run_sampler
+from sampler import Addresses, run_sampler
 from scripted_services import DEMO_MODEL, Script, model_service, tool_server, trace_receiver
 
 from agentrl.databases.mongod import EmbeddedMongod
+from agentrl.rollout.traces.export import COLLECT_S
 
 SCRIPT = Script(latency_s=1.0, turns=4, tool_median_s=0.5, thought_words=100, result_words=200)
 AT_ONCE, RECORDS = 128, 256
@@ -35,9 +37,13 @@ FLAGS = ("--max_tokens", "8000")
 
 @dataclass
 class ThreadWatch:
-    """CPU seconds of the thread that sends traces, from here to the end of the records."""
+    """CPU seconds of the thread that sends traces, from here until the last record is sent.
+
+    `late_s`: those of them after the records' end.
+    """
 
     cpu_s: float = 0.0
+    late_s: float = 0.0
 
     @asynccontextmanager
     async def __call__(self) -> AsyncIterator[None]:
@@ -47,17 +53,20 @@ class ThreadWatch:
         clock = time.pthread_getcpuclockid(thread.ident)
         before = time.clock_gettime(clock)
         yield
+        ended = time.clock_gettime(clock)
+        await asyncio.sleep(2 * COLLECT_S)
         self.cpu_s = time.clock_gettime(clock) - before
+        self.late_s = self.cpu_s - (ended - before)
 
 
-def measure(addresses: Addresses, receiver: str | None, records: int) -> tuple[Measured, float]:
-    """A run of the sampler, and the CPU seconds of its thread for traces."""
+def measure(addresses: Addresses, receiver: str | None, records: int) -> tuple[float, float]:
+    """CPU seconds of a run of the sampler, and of its thread for traces."""
     watch, flags = ThreadWatch(), FLAGS
     watches: list[Callable[[], AbstractAsyncContextManager[None]]] = []
     if receiver is not None:
         flags, watches = (*FLAGS, "--otlp_endpoint", receiver), [watch]
     run = run_sampler(addresses, AT_ONCE, records, DEMO_MODEL, flags, watches)
-    return uvloop.run(run), watch.cpu_s
+    return uvloop.run(run).cpu_s + watch.late_s, watch.cpu_s
 
 
 def main() -> None:
@@ -77,10 +86,10 @@ def main() -> None:
         measure(addresses, None, AT_ONCE)  # imports and caches
         for number in range(2 * rounds):
             traced = number % 4 in (1, 2)  # who is first alternates too
-            made, thread_s = measure(addresses, receiver if traced else None, records)
-            per_turn[traced].append(1000 * made.cpu_s / records / SCRIPT.turns)
+            cpu_s, thread_s = measure(addresses, receiver if traced else None, records)
+            per_turn[traced].append(1000 * cpu_s / records / SCRIPT.turns)
             if traced:
-                shares.append(thread_s / made.cpu_s)
+                shares.append(thread_s / cpu_s)
             told = f"{'with' if traced else 'without'} traces: {per_turn[traced][-1]:.2f} ms a turn"
             print(told, f"{shares[-1]:.3f}" if traced else "", flush=True)
     without, with_traces = median(per_turn[False]), median(per_turn[True])

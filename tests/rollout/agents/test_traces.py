@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from opentelemetry.proto.trace.v1.trace_pb2 import Status
+from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans, Status
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.schemas import Schemas
 from ports import free_port
@@ -187,12 +187,12 @@ async def test_results_of_a_programs_own_tools_come_from_its_next_request(
         first.model_copy(update={"tool_calls": [asked]}),
         last.model_copy(update={"continues": 0, "n_continued": 2}),
     ]
-    trace = Spans("run", "model").trace(EndedRecord(record, turns))
+    trace = trace_of(EndedRecord(record, turns))
     [_, chat, tool, then] = trace.spans
     assert attributes(tool)["gen_ai.tool.call.result"] == "B7"
     assert tool.start_time_unix_nano == chat.end_time_unix_nano
     assert tool.end_time_unix_nano == then.start_time_unix_nano
-    again = Spans("run", "model").trace(EndedRecord(record, list(reversed(turns))))
+    again = trace_of(EndedRecord(record, list(reversed(turns))))
     assert again == trace
 
 
@@ -236,15 +236,25 @@ def test_long_and_broken_texts_become_spans() -> None:
     record = _record(0).model_copy(
         update={"final_answer": "x" * (LONGEST_TEXT + 5), "query": "half \ud800", "score": 0.5}
     )
-    [root] = Spans("run", "model").trace(EndedRecord(record, [])).spans
+    [root] = trace_of(EndedRecord(record, [])).spans
     assert "[5 more characters]" in attributes(root)["gen_ai.output.messages"]
     assert "half ?" in attributes(root)["gen_ai.input.messages"]
 
 
-def test_an_attempt_that_was_handed_back_is_neither_a_success_nor_an_error() -> None:
+def test_a_record_that_cannot_be_a_trace_leaves_the_others_in_their_request() -> None:
     spans = Spans("run", "model")
+    request = spans.request()
+    spans.add(request, EndedRecord(_record(0), []))
+    with pytest.raises(TypeError):
+        spans.add(request, EndedRecord(_record(1).model_copy(update={"n_turns": object()}), []))
+    spans.add(request, EndedRecord(_record(2), []))
+    roots = [trace.spans[0] for trace in request.resource_spans[0].scope_spans]
+    assert [attributes(root)["agentrl.record"] for root in roots] == ["r0", "r2"]
+
+
+def test_an_attempt_that_was_handed_back_is_neither_a_success_nor_an_error() -> None:
     codes = [
-        spans.trace(EndedRecord(_record(0), [], failure)).spans[0].status.code
+        trace_of(EndedRecord(_record(0), [], failure)).spans[0].status.code
         for failure in (None, Failure.CODE, Failure.HANDED_BACK)
     ]
     assert codes == [Status.STATUS_CODE_OK, Status.STATUS_CODE_ERROR, Status.STATUS_CODE_UNSET]
@@ -315,6 +325,11 @@ def test_a_missing_package_is_named_before_anything_starts(monkeypatch: pytest.M
 def test_an_endpoint_may_be_the_url_for_traces_itself() -> None:
     assert traces_url("http://here:4318/") == "http://here:4318/v1/traces"
     assert traces_url("http://here/otlp/v1/traces") == "http://here/otlp/v1/traces"
+
+
+def trace_of(ended: EndedRecord) -> ScopeSpans:
+    spans = Spans("run", "model")
+    return spans.add(spans.request(), ended)
 
 
 def _record(number: int) -> Record:

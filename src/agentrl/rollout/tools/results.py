@@ -184,4 +184,6 @@ def _describe(file: ResultFile) -> str:
 
 def utf8_text(text: str) -> str:
     """The text with lone surrogates, which UTF-8 cannot encode, replaced."""
+    if text.isascii():  # known without a look at it
+        return text
     return text.encode("utf-8", "replace").decode("utf-8")

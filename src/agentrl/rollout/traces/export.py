@@ -10,7 +10,6 @@ import asyncio
 import logging
 import queue
 import threading
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import blake2b
@@ -18,7 +17,6 @@ from typing import Self
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from opentelemetry.proto.trace.v1.trace_pb2 import ScopeSpans
 from urllib3.exceptions import MaxRetryError
 
 from agentrl.configs import RunConfig
@@ -55,6 +53,7 @@ class Traces:
         self._waiting = 0  # turns in the queue
         self._given = self._sent = 0  # traces
         self._told = False  # that some are dropped
+        self._closing = threading.Event()
         self._thread = threading.Thread(target=self._send_all, name="traces", daemon=True)
 
     @classmethod
@@ -100,36 +99,41 @@ class Traces:
     def _collect(self) -> tuple[list[EndedRecord], bool]:
         """The Records of the next request, and whether it is the last one."""
         taken: list[EndedRecord] = []
-        ended = self._queue.get()
-        until, turns = time.monotonic() + COLLECT_S, 0
+        ended, turns = self._queue.get(), 0
+        with self._counts:
+            enough = self._waiting >= TURNS_SENT
+        if not enough:
+            self._closing.wait(COLLECT_S)  # and is not woken by each Record that comes
         while ended is not None:
             taken.append(ended)
             turns += _size(ended)
             if turns >= TURNS_SENT:
                 return taken, False
             try:
-                ended = self._queue.get(timeout=max(0.0, until - time.monotonic()))
+                ended = self._queue.get_nowait()
             except queue.Empty:
                 return taken, False
         return taken, True
 
     def _send(self, records: Sequence[EndedRecord]) -> None:
-        traces = [trace for ended in records if (trace := self._trace(ended)) is not None]
-        if not traces:
+        request = self._spans.request()
+        made = sum([self._add(request, ended) for ended in records])
+        if not made:
             return
-        if (refusal := self._exporter.send(self._spans.request(traces))) is not None:
+        if (refusal := self._exporter.send(request)) is not None:
             self._tell(refusal)
             return
         with self._counts:
-            self._sent += len(traces)
+            self._sent += made
 
-    def _trace(self, ended: EndedRecord) -> ScopeSpans | None:
+    def _add(self, request: ExportTraceServiceRequest, ended: EndedRecord) -> bool:
         try:
-            return self._spans.trace(ended)
+            self._spans.add(request, ended)
         except Exception as error:  # it has what users' agents and tools said
             log.exception("%s has no trace", ended.record.id)
             self._tell(error_line(error))
-            return None
+            return False
+        return True
 
     def _tell(self, why: str) -> None:
         """Say that traces are dropped, once."""
@@ -142,6 +146,7 @@ class Traces:
 
     def _close(self) -> None:
         self._queue.put(None)
+        self._closing.set()
         self._thread.join(CLOSE_S)
         self._exporter.shutdown()  # ends its pauses between tries
         self._thread.join(1.0)

@@ -56,18 +56,26 @@ class Spans:
         given = Resource.create({"service.name": "agentrl", f"{OWN}run": run}).attributes
         self._resource = {name: str(value) for name, value in given.items()}
 
-    def trace(self, ended: EndedRecord) -> ScopeSpans:
-        """The trace of a Record: its spans, that of the Record itself first."""
-        made = ScopeSpans(schema_url=names.SCHEMA)
-        made.scope.name, made.scope.version = "agentrl", __version__
-        _Trace(self._run, self._model, ended, made.spans).make()
+    def request(self) -> ExportTraceServiceRequest:
+        """A request without traces."""
+        made = ExportTraceServiceRequest()
+        _put(made.resource_spans.add().resource, self._resource)
         return made
 
-    def request(self, traces: Sequence[ScopeSpans]) -> ExportTraceServiceRequest:
-        """A request with these traces."""
-        made = ExportTraceServiceRequest()
-        resource = made.resource_spans.add(scope_spans=traces)
-        _put(resource.resource, self._resource)
+    def add(self, request: ExportTraceServiceRequest, ended: EndedRecord) -> ScopeSpans:
+        """Add the trace of a Record: its spans, that of the Record itself first.
+
+        They are made in their place: a copy would take a tenth of what they take. An error leaves
+        the request as it was.
+        """
+        traces = request.resource_spans[0].scope_spans
+        made = traces.add(schema_url=names.SCHEMA)
+        made.scope.name, made.scope.version = "agentrl", __version__
+        try:
+            _Trace(self._run, self._model, ended, made.spans).make()
+        except BaseException:
+            del traces[-1]
+            raise
         return made
 
 
@@ -105,10 +113,10 @@ class _Trace:
     def make(self) -> None:
         """Make all spans."""
         record = self._record
-        self._of_record(max(map(_end_of, self._turns), default=0))
+        ends = [_end_of(turn) for turn in self._turns]
+        self._of_record(max(ends, default=0))
         results = _results_of_programs(self._turns)
-        for turn in self._turns:
-            end = _end_of(turn)
+        for turn, end in zip(self._turns, ends, strict=True):
             self._of_turn(turn, end)
             if turn.tool_calls:
                 self._of_calls(turn, end, results.get(turn.turn))
