@@ -147,6 +147,23 @@ def test_a_host_with_too_little_memory_for_a_staged_checkpoint_is_refused() -> N
     assert place(replace(node, host_bytes=needed - 1), MIDDLE, ASKED) is None
 
 
+def test_a_refusal_for_host_memory_says_how_much_is_needed_and_what_needs_less() -> None:
+    node = replace(described("8x80"), host_bytes=40 * GIB)
+    needed = place_or_refuse(described("8x80"), MIDDLE, ASKED).host
+    with pytest.raises(ConfigError) as refused:
+        place_or_refuse(node, MIDDLE, ASKED)
+    said = str(refused.value)
+    assert f"{-(-needed // GIB)} GiB of host memory are needed, and 40 may be used" in said
+    assert "do not fit" not in said and "5 machines of 8 such GPUs would" in said
+    assert place(replace(node, machines=5), MIDDLE, ASKED)
+    shape = MIDDLE.shape  # as with --lora_rank 32: 1.3% of a layer
+    adapted = replace(shape, layer_trained=shape.layer_parameters * 13 // 1000, root_trained=0)
+    assert "an adapter would" in said and place(node, replace(MIDDLE, shape=adapted), ASKED)
+    offloading = replace(ASKED, setup=replace(BF16, param_offload=True))
+    with pytest.raises(ConfigError, match=r"host memory are needed, .*--param_offload false would"):
+        place_or_refuse(replace(described("2x80"), host_bytes=15 * GIB), SMALL, offloading)
+
+
 def asked_by(environment: dict[str, str], gpus: str, *flags: str) -> Asked:
     values = read_flags(flags).values
     inventory = described(gpus)

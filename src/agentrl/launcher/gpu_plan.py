@@ -20,6 +20,7 @@ from agentrl.launcher.placement import (
     Asked,
     ModelSizes,
     Placement,
+    host_needed,
     longest_record,
     place,
 )
@@ -29,6 +30,7 @@ ORIGIN = "placement"
 _OF_A_MACHINE = 8  # GPUs, where more machines are proposed
 _MOST_MACHINES = 64
 _SHORTEST_RECORD = 1024
+_ADAPTER = 0.02  # of a layer: --lora_rank 32 on all of its projections are 1.3% of an 8B's
 
 
 @dataclass(frozen=True)
@@ -126,13 +128,27 @@ def place_or_refuse(inventory: Inventory, model: ModelSizes, asked: Asked) -> Pl
     found = place(inventory, model, asked)
     if found is not None:
         return found
+    needed = host_needed(inventory, model, asked)
+    missing = "do not fit"
+    if needed is not None and inventory.host_bytes is not None:
+        each = " of each machine" if inventory.machines > 1 else ""
+        missing = (
+            f"fit, but {_up(needed)} GiB of host memory{each} are needed, and "
+            f"{inventory.host_bytes // GIB} may be used (for a checkpoint while it is saved, "
+            "published weights and offloaded states)"
+        )
     billions = f"{model.shape.parameters / 1e9:.1f}B parameters"
     parts = "a trainer" if asked.services == 0 else "a trainer and a service"
     raise ConfigError(
         f"{inventory.line}, of which {USABLE:.0%} can be used: {parts} for a model of {billions} "
-        f"and records of {longest_record(model, asked):,} tokens do not fit; "
-        + ("; ".join(would_fit(inventory, model, asked)) or "nor would they on more GPUs")
+        f"and records of {longest_record(model, asked):,} tokens {missing}; "
+        + ("; ".join(would_fit(inventory, model, asked)) or "nor would they on more such GPUs")
     )
+
+
+def _up(size: int) -> int:
+    """GiB that `size` bytes fit in."""
+    return -(-size // GIB)
 
 
 def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[str]:
@@ -148,6 +164,13 @@ def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator
                  services=0 if asked.services == 0 else None)  # fmt: skip
     if place(inventory, model, free):
         yield "it would without the flags that place or divide the model"
+    for flag in ("param_offload", "activation_offloading"):
+        kept = replace(asked, setup=replace(asked.setup, **{flag: False}))
+        if getattr(asked.setup, flag) and place(inventory, model, kept):
+            yield f"--{flag} false would"
+    adapted = _with_adapter(model)
+    if inventory.host_bytes is not None and adapted and place(inventory, adapted, asked):
+        yield "an adapter would, whose checkpoint is small (--lora_rank)"
     offloading = replace(asked, setup=replace(asked.setup, param_offload=True))
     if not asked.setup.param_offload and (found := place(inventory, model, offloading)):
         yield f"--param_offload would, with {found.host / GIB:.0f} GiB of each machine's memory"
@@ -155,6 +178,22 @@ def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator
     if more is not None:
         where = f"{more.machines} machines of " if more.machines > 1 else ""
         yield f"{where}{len(more.gpus)} such GPUs would"
+
+
+def _with_adapter(model: ModelSizes) -> ModelSizes | None:
+    """The model with an adapter of usual size in the place of what is trained; None if it has one.
+
+    An adapter is not divided.
+    """
+    shape = model.shape
+    if shape.layer_trained < shape.layer_parameters:
+        return None
+    layer = int(_ADAPTER * shape.layer_parameters)
+    return replace(
+        model,
+        shape=replace(shape, layer_trained=layer, root_trained=0),
+        degrees=frozenset(each for each in model.degrees if each[0] == each[2] == 1),
+    )
 
 
 def _larger(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[Inventory]:
