@@ -11,7 +11,7 @@ from agentrl.configs import ConfigError
 from agentrl.configs.parsing import Layer, config_of, read_flags
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.gpu_plan import asked_of, place_or_refuse, plan_lines
-from agentrl.launcher.inventory import GIB, Inventory, described
+from agentrl.launcher.inventory import GIB, Gpu, Inventory, described
 from agentrl.launcher.placement import RELEASED, USABLE, Asked, ModelSizes, Placement, place
 from agentrl.training.model.memory_model import MemorySetup
 
@@ -162,6 +162,36 @@ def test_a_refusal_for_host_memory_says_how_much_is_needed_and_what_needs_less()
     offloading = replace(ASKED, setup=replace(BF16, param_offload=True))
     with pytest.raises(ConfigError, match=r"host memory are needed, .*--param_offload false would"):
         place_or_refuse(replace(described("2x80"), host_bytes=15 * GIB), SMALL, offloading)
+
+
+def with_free(*gib: float) -> Inventory:
+    return Inventory(
+        tuple(Gpu(str(n), "H100", 80 * GIB, int(each * GIB)) for n, each in enumerate(gib))
+    )
+
+
+def test_a_gpu_with_less_free_memory_is_named_and_a_refusal_says_that_the_others_would_do() -> None:
+    for free, left, out in (
+        ((79,) * 7 + (0.5,), "0,1,2,3,4,5,6", "GPU 7"),
+        ((2, 79, 79, 79, 79, 0.5, 79, 79), "1,2,3,4,6,7", "GPUs 0, 5"),
+        ((79,) * 7 + (0,), "0,1,2,3,4,5,6", "GPU 7"),
+    ):
+        machine = with_free(*free)
+        with pytest.raises(ConfigError) as refused:
+            place_or_refuse(machine, MIDDLE, ASKED)
+        assert f"CUDA_VISIBLE_DEVICES={left} would, which leaves out {out}" in str(refused.value)
+        rest = tuple(gpu for gpu in machine.gpus if gpu.device in left.split(","))
+        assert place(replace(machine, gpus=rest), MIDDLE, ASKED)
+    with pytest.raises(ConfigError) as refused:
+        place_or_refuse(with_free(2, 0.5), MIDDLE, ASKED)
+    assert "CUDA_VISIBLE_DEVICES" not in str(refused.value)
+    said, *_ = plan_lines(place_or_refuse(with_free(*(79,) * 7, 39), MIDDLE, ASKED))
+    assert said == (
+        "8 GPUs with 39 GiB free (H100), because GPU 7 has no more and all get equal shares "
+        "(others have up to 79 GiB)"
+    )
+    said, *_ = plan_lines(place_or_refuse(with_free(*(79,) * 7, 75), MIDDLE, ASKED))
+    assert said == "8 GPUs with 75 GiB free (H100)"
 
 
 def asked_by(environment: dict[str, str], gpus: str, *flags: str) -> Asked:

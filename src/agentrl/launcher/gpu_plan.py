@@ -14,7 +14,7 @@ from agentrl.configs import Config, ConfigError
 from agentrl.configs.flags import Value
 from agentrl.configs.parsing import Layer, config_of, merged
 from agentrl.launcher.deployment import Deployment
-from agentrl.launcher.inventory import GIB, Inventory
+from agentrl.launcher.inventory import GIB, Inventory, gib
 from agentrl.launcher.placement import (
     USABLE,
     Asked,
@@ -153,6 +153,9 @@ def _up(size: int) -> int:
 
 def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[str]:
     """Yield what would fit instead, each with one change."""
+    fewer = next((rest for rest in inventory.freer() if place(rest, model, asked)), None)
+    if fewer is not None:
+        yield inventory.choosing(fewer)
     low, high = 0, longest_record(model, asked)
     while high - low > _SHORTEST_RECORD:
         middle = (low + high) // 2
@@ -177,7 +180,8 @@ def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator
     more = next(_larger(inventory, model, asked), None)
     if more is not None:
         where = f"{more.machines} machines of " if more.machines > 1 else ""
-        yield f"{where}{len(more.gpus)} such GPUs would"
+        such = "such GPUs" if inventory.even else f"GPUs with {gib(more.free)} GiB"
+        yield f"{where}{len(more.gpus)} {such} would"
 
 
 def _with_adapter(model: ModelSizes) -> ModelSizes | None:

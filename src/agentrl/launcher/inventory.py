@@ -1,9 +1,10 @@
 """The GPUs of a machine: as nvidia-smi lists them, or as a text describes them for planning."""
 
+import itertools
 import re
 import subprocess
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 from agentrl.configs import ConfigError
 from agentrl.launcher.deployment import count_gpus, usable_memory
@@ -12,6 +13,8 @@ GIB = 2**30
 _MIB = 2**20
 _QUERY = "index,uuid,name,memory.total,memory.free"
 _QUERY_S = 60.0  # the first call after a boot starts the driver
+_UNEVEN = 1.1  # of free memory: what is more than so many times another's
+_TENTHS = 10 * GIB  # below it, sizes are said to a tenth of a GiB
 _DESCRIBED = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)")
 
 
@@ -29,12 +32,14 @@ class Gpu:
 class Inventory:
     """The GPUs that a launch may use on each of `machines` equal machines, in CUDA's order.
 
-    `host_bytes`: memory that a launch may use of one machine; None if it is not known.
+    `host_bytes`: memory that a launch may use of one machine; None if it is not known. `scarcest`:
+    the GPU with the least free memory, if it may be another machine's.
     """
 
     gpus: tuple[Gpu, ...] = ()
     machines: int = 1
     host_bytes: int | None = None
+    scarcest: str | None = None
 
     @property
     def free(self) -> int:
@@ -45,9 +50,44 @@ class Inventory:
     def line(self) -> str:
         """The GPUs in words."""
         names = ", ".join(sorted({gpu.name for gpu in self.gpus if gpu.name}))
-        each = f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)} with {self.free / GIB:.0f} GiB"
+        each = f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)} with {gib(self.free)} GiB"
         where = f" free on each of {self.machines} machines" if self.machines > 1 else " free"
-        return each + where + (f" ({names})" if names else "")
+        uneven = ""
+        if not self.even:
+            most = max(gpu.free for gpu in self.gpus)
+            least = min(self.gpus, key=lambda gpu: gpu.free).device
+            uneven = (
+                f", because {self.scarcest or f'GPU {least}'} has no more and all get equal shares "
+                f"(others have up to {gib(most)} GiB)"
+            )
+        return each + where + (f" ({names})" if names else "") + uneven
+
+    @property
+    def even(self) -> bool:
+        """Whether about as much is free on all GPUs."""
+        return max(gpu.free for gpu in self.gpus) <= _UNEVEN * self.free
+
+    def freer(self) -> Iterator["Inventory"]:
+        """Yield the inventory without those GPUs that have clearly less free memory than others."""
+        ranked = sorted(self.gpus, key=lambda gpu: gpu.free)
+        for less, more in itertools.pairwise(ranked):
+            if more.free > _UNEVEN * less.free:
+                rest = tuple(gpu for gpu in self.gpus if gpu.free >= more.free)
+                yield replace(self, gpus=rest, scarcest=None)
+
+    def choosing(self, rest: "Inventory") -> str:
+        """The words for a launch that uses `rest`, one of `freer`."""
+        out = [gpu.device for gpu in self.gpus if gpu not in rest.gpus]
+        others = " and as many on each of the other machines" if self.machines > 1 else ""
+        return (
+            f"CUDA_VISIBLE_DEVICES={','.join(gpu.device for gpu in rest.gpus)} would, which leaves "
+            f"out GPU{'s' * (len(out) > 1)} {', '.join(out)}{others}"
+        )
+
+
+def gib(size: int) -> str:
+    """The size in GiB, to a tenth if it is small."""
+    return f"{size / GIB:.{1 if size < _TENTHS else 0}f}"
 
 
 def read_inventory(environment: Mapping[str, str], machines: int = 1) -> Inventory:
