@@ -248,11 +248,11 @@ def _mixed_precision(file: str) -> bool:
     return isinstance(content, dict) and content.get("mixed_precision") == "bf16"
 
 
-def plan_lines(plan: Placement, parameters: int | None = None) -> list[str]:
+def plan_lines(plan: Placement) -> list[str]:
     """The plan in words, a line for each part."""
     train, serve, usable = plan.train, plan.serve, USABLE * plan.inventory.free
     lines = [
-        plan.inventory.line + (f", {parameters / 1e9:.1f}B parameters" if parameters else ""),
+        plan.inventory.line,
         f"train: {_gpus(plan.train_gpus)} · dp {train.dp} x tp {train.tp} x cp {train.cp}"
         f" · ep {train.ep} · micro-batches of {train.tokens:,} tokens, "
         f"{'with' if train.checkpointing else 'without'} gradient checkpointing · "
@@ -283,6 +283,18 @@ def plan_lines(plan: Placement, parameters: int | None = None) -> list[str]:
         )
     host = f"host memory: {plan.host / GIB:.1f} GiB for staged, published and offloaded states"
     return [*lines, host]
+
+
+def step_line(plan: Placement, config: Config) -> str:
+    """The rows of a step in words."""
+    optimizer, group = config.optimizer, config.sampling.num_generations
+    each = optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps
+    ranks = plan.train.dp
+    groups, rest = divmod(each * ranks, group)
+    said = f"{groups} groups of --num_generations {group}"
+    if rest:
+        said = f"no multiple of --num_generations {group}, so that steps divide groups"
+    return f"a step: {each * ranks} rows, {each} for each of {ranks} data-parallel rank(s) · {said}"
 
 
 def _gpus(gpus: Sequence[int]) -> str:
