@@ -277,9 +277,13 @@ def plan_lines(plan: Placement) -> list[str]:
         )
     lines += [f"idle: {_gpus(plan.idle_gpus)} · {_why_idle(plan)}"] if plan.idle_gpus else []
     if serve is not None and plan.inventory.machines > 1 and not plan.reachable:
+        key = "need a key: --inference_api_key_env"
+        serving = tuple(gpu for service in plan.service_gpus for gpu in service)
+        unused = tuple(gpu for gpu in serving if gpu not in plan.train_gpus)
         lines.append(
-            f"idle: {_gpus(tuple(g for s in plan.service_gpus for g in s))} of the other machines "
-            "· their services need a key: --inference_api_key_env"
+            f"idle: {_gpus(unused)} of the other machines · their services {key}"
+            if unused
+            else f"no services on the other machines: they {key}"
         )
     host = f"host memory: {plan.host / GIB:.1f} GiB for staged, published and offloaded states"
     return [*lines, host]
