@@ -11,9 +11,9 @@ from agentrl.launcher.deployment import usable_memory
 from agentrl.launcher.inventory import GIB, described, listed_gpus, read_inventory, visible
 
 LISTED = """\
-0, GPU-aaaa1111, NVIDIA H100 80GB HBM3, 81559, 81079
-1, GPU-aabb2222, NVIDIA H100 80GB HBM3, 81559, 40000
-2, GPU-cccc3333, NVIDIA H100 80GB HBM3, 81559, 81079
+0, GPU-aaaa1111, NVIDIA H100 80GB HBM3, 81559, 81079, Disabled
+1, GPU-aabb2222, NVIDIA H100 80GB HBM3, 81559, 40000, Disabled
+2, GPU-cccc3333, NVIDIA H100 80GB HBM3, 81559, 81079, Disabled
 """
 
 
@@ -38,8 +38,27 @@ def test_the_least_free_memory_counts_and_a_part_of_a_gpu_is_refused() -> None:
     assert "(NVIDIA H100 80GB HBM3)" in inventory.Inventory(gpus).line
     with pytest.raises(ConfigError, match="names a part of a GPU"):
         visible(listed_gpus(LISTED), "MIG-1")
-    with pytest.raises(ConfigError, match=r"GPU 0 \(GB10\): nvidia-smi does not know its memory"):
-        listed_gpus("0, GPU-1, GB10, [N/A], [N/A]")
+
+
+@pytest.mark.parametrize(
+    ("memory", "mig", "said"),
+    [
+        ("81559, 81079", "Enabled", "is divided by MIG, .* leave it out .* nvidia-smi -i 1 -mig 0"),
+        ("[N/A], [N/A]", "Enabled", "is divided by MIG"),
+        ("[N/A], [N/A]", "[N/A]", "has memory that nvidia-smi does not know"),
+    ],
+)
+def test_a_gpu_on_which_nothing_can_be_placed_is_refused_and_can_be_left_out(
+    memory: str, mig: str, said: str
+) -> None:
+    gpus = listed_gpus(
+        f"0, GPU-0, NVIDIA L4, 23034, 22563, [N/A]\n1, GPU-1, Odd, {memory}, {mig}\n"
+        "2, GPU-2, NVIDIA L4, 23034, 22563, [N/A]"
+    )
+    for named in (None, "1", "0,GPU-1"):
+        with pytest.raises(ConfigError, match=rf"GPU 1 \(Odd\) {said}"):
+            visible(gpus, named)
+    assert [gpu.device for gpu in visible(gpus, "0,2")] == ["0", "2"]
 
 
 def test_a_machine_is_asked_by_its_own_nvidia_smi(
@@ -50,7 +69,10 @@ def test_a_machine_is_asked_by_its_own_nvidia_smi(
     with pytest.raises(ConfigError, match="does not list them"):
         read_inventory({})
     program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{LISTED}END\n")
+    fields = "index,uuid,name,memory.total,memory.free,mig.mode.current"  # as it calls them
+    program.write_text(
+        f"#!/bin/sh\n[ $1 = --query-gpu={fields} ] || exit 2\n/bin/cat <<'END'\n{LISTED}END\n"
+    )
     program.chmod(0o755)
     found = read_inventory({"CUDA_VISIBLE_DEVICES": "0,2"}, 2)
     assert [gpu.device for gpu in found.gpus] == ["0", "2"] and found.machines == 2

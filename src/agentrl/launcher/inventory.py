@@ -11,7 +11,7 @@ from agentrl.launcher.deployment import count_gpus, usable_memory
 
 GIB = 2**30
 _MIB = 2**20
-_QUERY = "index,uuid,name,memory.total,memory.free"
+_QUERY = "index,uuid,name,memory.total,memory.free,mig.mode.current"
 _QUERY_S = 60.0  # the first call after a boot starts the driver
 _UNEVEN = 1.1  # of free memory: what is more than so many times another's
 _TENTHS = 10 * GIB  # below it, sizes are said to a tenth of a GiB
@@ -20,12 +20,16 @@ _DESCRIBED = re.compile(r"(?:(\d+)x)?(\d+)x(\d+(?:\.\d+)?)")
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU. `device` is what CUDA_VISIBLE_DEVICES calls it; memory is in bytes."""
+    """One GPU. `device` is what CUDA_VISIBLE_DEVICES calls it; memory is in bytes.
+
+    `fault`: why nothing can be placed on it, and what to do.
+    """
 
     device: str
     name: str
     total: int
     free: int
+    fault: str | None = None
 
 
 @dataclass(frozen=True)
@@ -115,13 +119,21 @@ def listed_gpus(text: str) -> dict[str, Gpu]:
     """Parse nvidia-smi's table into the GPUs by UUID, in the order of their indices."""
     gpus = {}
     for line in text.splitlines():
-        index, uuid, name, total, free = (cell.strip() for cell in line.split(","))
-        if not (total.isdecimal() and free.isdecimal()):
-            raise ConfigError(
-                f"GPU {index} ({name}): nvidia-smi does not know its memory ({total}); leave the "
-                "GPU out with CUDA_VISIBLE_DEVICES"
+        index, uuid, name, total, free, mig = (cell.strip() for cell in line.split(","))
+        known = total.isdecimal() and free.isdecimal()
+        fault = None
+        if mig == "Enabled":  # or Disabled, or [N/A] of a GPU that cannot be divided
+            fault = (
+                "is divided by MIG, and whole GPUs are needed: leave it out with "
+                f"CUDA_VISIBLE_DEVICES, or end MIG mode (as root: nvidia-smi -i {index} -mig 0)"
             )
-        gpus[uuid] = Gpu(index, name, int(total) * _MIB, int(free) * _MIB)
+        elif not known:
+            fault = (
+                f"has memory that nvidia-smi does not know ({total}): leave it out with "
+                "CUDA_VISIBLE_DEVICES"
+            )
+        memory = (int(total) * _MIB, int(free) * _MIB) if known else (0, 0)
+        gpus[uuid] = Gpu(index, name, *memory, fault)
     return gpus
 
 
@@ -129,12 +141,18 @@ def visible(gpus: Mapping[str, Gpu], named: str | None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID, in its order; all if it is unset.
 
     As in CUDA, the first name that is none ends the list. Raises `ConfigError` for a part of a GPU
-    (MIG), whose memory is not listed.
+    (MIG), whose memory is not listed, and for a GPU with a fault.
     """
-    if named is None:
-        return tuple(gpus.values())
+    found = tuple(gpus.values()) if named is None else tuple(_named(gpus, named))
+    for gpu in found:
+        if gpu.fault is not None:
+            raise ConfigError(f"GPU {gpu.device} ({gpu.name}) {gpu.fault}")
+    return found
+
+
+def _named(gpus: Mapping[str, Gpu], named: str) -> Iterator[Gpu]:
+    """Yield the GPUs that CUDA_VISIBLE_DEVICES names."""
     by_index = {gpu.device: gpu for gpu in gpus.values()}
-    found: list[Gpu] = []
     for name in (part.strip() for part in named.split(",")):
         if name.startswith("MIG-"):
             raise ConfigError(
@@ -144,9 +162,8 @@ def visible(gpus: Mapping[str, Gpu], named: str | None) -> tuple[Gpu, ...]:
         full = [gpu for uuid, gpu in gpus.items() if name.startswith("GPU-") and name in uuid]
         gpu = by_index.get(name) or (full[0] if len(full) == 1 else None)
         if gpu is None:
-            break
-        found.append(gpu)
-    return tuple(found)
+            return
+        yield gpu
 
 
 def described(text: str) -> Inventory:
