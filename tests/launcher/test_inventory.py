@@ -61,22 +61,61 @@ def test_a_gpu_on_which_nothing_can_be_placed_is_refused_and_can_be_left_out(
     assert [gpu.device for gpu in visible(gpus, "0,2")] == ["0", "2"]
 
 
+def nvidia_smi(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of three GPUs whose nvidia-smi is this shell script."""
+    monkeypatch.setattr(inventory, "count_gpus", lambda environment: 3)
+    monkeypatch.setenv("PATH", str(folder))
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{says}\n")
+    program.chmod(0o755)
+
+
 def test_a_machine_is_asked_by_its_own_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "count_gpus", lambda environment: 3)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="does not list them"):
-        read_inventory({})
-    program = tmp_path / "nvidia-smi"
     fields = "index,uuid,name,memory.total,memory.free,mig.mode.current"  # as it calls them
-    program.write_text(
-        f"#!/bin/sh\n[ $1 = --query-gpu={fields} ] || exit 2\n/bin/cat <<'END'\n{LISTED}END\n"
-    )
-    program.chmod(0o755)
+    said = f"[ $1 = --query-gpu={fields} ] || exit 2\n/bin/cat <<'END'\n{LISTED}END"
+    nvidia_smi(tmp_path, said, monkeypatch)
     found = read_inventory({"CUDA_VISIBLE_DEVICES": "0,2"}, 2)
     assert [gpu.device for gpu in found.gpus] == ["0", "2"] and found.machines == 2
     assert found.host_bytes == usable_memory()
+    (tmp_path / "nvidia-smi").unlink()
+    with pytest.raises(ConfigError, match="does not list them"):
+        read_inventory({})
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("0,2,0", "names GPU 0 twice"),
+        ("1,GPU-aabb", "names GPU 1 twice"),
+        ("7", "=7: names none of the GPUs of this machine, which are 0, 1, 2; leave it empty"),
+        ("gpu-aaaa1111", "names none of the GPUs"),
+    ],
+)
+def test_gpus_that_cuda_would_not_use_are_refused_and_not_trained_on_the_cpu_instead(
+    named: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, f"/bin/cat <<'END'\n{LISTED}END", monkeypatch)
+    with pytest.raises(ConfigError, match=said):
+        read_inventory({"CUDA_VISIBLE_DEVICES": named})
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ("echo No devices were found; exit 6", r"does not list them \(status 6: No devices were f"),
+        ("echo Driver mismatch >&2; exit 18", r"does not list them \(status 18: Driver mismatch"),
+        ("exit 0", r"does not list them \(status 0"),
+        ("echo Unable to determine the device handle", "says: Unable to determine the device ha"),
+    ],
+)
+def test_what_nvidia_smi_says_instead_of_gpus_is_passed_on(
+    says: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, says, monkeypatch)
+    with pytest.raises(ConfigError, match=said):
+        read_inventory({})
 
 
 @pytest.mark.parametrize(

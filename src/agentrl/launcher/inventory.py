@@ -101,25 +101,45 @@ def read_inventory(environment: Mapping[str, str], machines: int = 1) -> Invento
     """
     if not count_gpus(environment):
         return Inventory(machines=machines)
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    gpus = listed_gpus(_ask())
+    found = visible(gpus, named)
+    if not found:
+        raise ConfigError(
+            f"CUDA_VISIBLE_DEVICES={named}: names none of the GPUs of this machine, which are "
+            f"{', '.join(gpu.device for gpu in gpus.values())}; leave it empty to use none"
+        )
+    return Inventory(found, machines, usable_memory())
+
+
+def _ask() -> str:
+    """nvidia-smi's table, a line for each GPU."""
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
     try:
-        listed = subprocess.run(
-            command, capture_output=True, text=True, timeout=_QUERY_S, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        raise ConfigError(
-            f"this machine has GPUs, and `{' '.join(command)}` does not list them ({error}): "
-            "install the driver's tools, or hide the GPUs with CUDA_VISIBLE_DEVICES="
-        ) from None
-    gpus = visible(listed_gpus(listed), environment.get("CUDA_VISIBLE_DEVICES"))
-    return Inventory(gpus, machines, usable_memory())
+        asked = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_S)
+        if asked.returncode == 0 and asked.stdout.strip():
+            return asked.stdout
+        # It says on either what is wrong.
+        wrong = f"status {asked.returncode}: {' '.join((asked.stdout + asked.stderr).split())}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        wrong = str(error)
+    raise ConfigError(
+        f"this machine has GPUs, and `{' '.join(command)}` does not list them ({wrong}): "
+        "install the driver's tools, or hide the GPUs with CUDA_VISIBLE_DEVICES="
+    )
 
 
 def listed_gpus(text: str) -> dict[str, Gpu]:
-    """Parse nvidia-smi's table into the GPUs by UUID, in the order of their indices."""
+    """Parse nvidia-smi's table into the GPUs by UUID, in the order of their indices.
+
+    Raises `ConfigError` for a line that is not of a GPU, as nvidia-smi writes of one that is lost.
+    """
     gpus = {}
     for line in text.splitlines():
-        index, uuid, name, total, free, mig = (cell.strip() for cell in line.split(","))
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(_QUERY.split(",")):
+            raise ConfigError(f"nvidia-smi lists no GPU, but says: {line.strip()}")
+        index, uuid, name, total, free, mig = cells
         known = total.isdecimal() and free.isdecimal()
         fault = None
         if mig == "Enabled":  # or Disabled, or [N/A] of a GPU that cannot be divided
@@ -141,10 +161,15 @@ def visible(gpus: Mapping[str, Gpu], named: str | None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA_VISIBLE_DEVICES names by index or UUID, in its order; all if it is unset.
 
     As in CUDA, the first name that is none ends the list. Raises `ConfigError` for a part of a GPU
-    (MIG), whose memory is not listed, and for a GPU with a fault.
+    (MIG), whose memory is not listed, for a GPU that is named twice, and for one with a fault.
     """
     found = tuple(gpus.values()) if named is None else tuple(_named(gpus, named))
-    for gpu in found:
+    for number, gpu in enumerate(found):
+        if gpu in found[:number]:
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES={named}: names GPU {gpu.device} twice, and CUDA then uses "
+                "none; name each once"
+            )
         if gpu.fault is not None:
             raise ConfigError(f"GPU {gpu.device} ({gpu.name}) {gpu.fault}")
     return found

@@ -30,7 +30,9 @@ def main(argv: Sequence[str]) -> int:
         find_preset(given.own.preset), "plan", own, deployment, inventory
     )
     if placement is None:
-        raise ConfigError("there is no GPU to place anything on: describe some with --gpus 8x80")
+        raise ConfigError(
+            "there is no NVIDIA GPU to place anything on: describe some with --gpus 8x80"
+        )
     lines = [*plan_lines(placement), step_line(placement, config_of(merged(layers)))]
     print_lines(TerminalConsole(), lines)
     (placed,) = (layer for layer in layers if layer.origin == ORIGIN)
