@@ -7,7 +7,7 @@ import pytest
 
 from agentrl.configs import ConfigError
 from agentrl.launcher import deployment, inventory
-from agentrl.launcher.deployment import usable_memory
+from agentrl.launcher.deployment import usable_cores, usable_memory
 from agentrl.launcher.inventory import GIB, described, listed_gpus, read_inventory, visible
 
 LISTED = """\
@@ -121,14 +121,35 @@ def test_what_nvidia_smi_says_instead_of_gpus_is_passed_on(
 @pytest.mark.parametrize(
     ("limit", "usable"), [("max", None), ("1073741824", GIB), (str(2**60), None)]
 )
-def test_the_host_memory_is_that_of_the_container(
-    limit: str, usable: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own", "limited"),
+    [
+        ("0::/", "."),  # a container
+        ("1:cpu:/\n0::/slurmstepd.scope/job_7/step_0/task_0", "slurmstepd.scope/job_7"),
+        ("0::/docker/1a2b", "."),  # named as outside of the container
+    ],
+)
+def test_host_memory_and_cores_are_those_of_the_container_and_of_the_job(
+    own: str,
+    limited: str,
+    limit: str,
+    usable: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr(deployment, "_MEMORY_LIMIT", tmp_path / "memory.max")
+    groups = tmp_path / "groups"
+    (groups / "slurmstepd.scope/job_7/step_0/task_0").mkdir(parents=True)
+    (tmp_path / "own").write_text(f"{own}\n")
+    monkeypatch.setattr(deployment, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(deployment, "_CONTROL_GROUPS", groups)
     assert usable_memory() == whole
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    (groups / "slurmstepd.scope/job_7/step_0/task_0/memory.max").write_text("max\n")
+    (groups / limited / "memory.max").write_text(f"{limit}\n")
     assert usable_memory() == (usable or whole)
+    (groups / limited / "cpu.max").write_text("150000 100000\n")
+    assert usable_cores() == 1
 
 
 def test_an_inventory_can_be_described_for_planning() -> None:
