@@ -123,6 +123,9 @@ def test_the_gpu_with_the_least_free_memory_is_named_with_its_machine() -> None:
         (rest,) = found.freer()
         assert rest.free == 80 * GIB and len(rest.gpus) == 7
         assert "and as many on each of the other machines" in found.choosing(rest)
+    smaller = least(here, [Figures.of(here), Figures.of(described("2x8x44"))])
+    assert "44 GiB free on each of 2 machines, because GPU 0 of machine 1 has no" in smaller.line
+    assert least(here, [Figures.of(here)] * 2).line == here.line
 
 
 def test_a_machine_that_does_not_come_is_said() -> None:

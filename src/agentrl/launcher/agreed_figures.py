@@ -15,7 +15,7 @@ from typing import Self
 
 from agentrl.configs import ConfigError
 from agentrl.launcher.deployment import Deployment
-from agentrl.launcher.inventory import Inventory
+from agentrl.launcher.inventory import Inventory, shortage_of
 from agentrl.launcher.script_environment import Place
 
 PATIENCE_S = 600.0  # for the other machines to be started
@@ -103,16 +103,16 @@ def least(inventory: Inventory, machines: Sequence[Figures]) -> Inventory:
     ]
     ranked = sorted(inventory.gpus, key=lambda gpu: gpu.free)
     free = {gpu.device: least for gpu, least in zip(ranked, ranks, strict=True)}
-    _, machine, device = min(
-        (size, machine, device)
+    of_all = {
+        f"GPU {device} of machine {machine}": size
         for machine, each in enumerate(machines)
         for device, size in each.free.items()
-    )
+    }
     return replace(
         inventory,
         gpus=tuple(replace(gpu, free=free[gpu.device]) for gpu in inventory.gpus),
         host_bytes=min((each.host for each in machines if each.host is not None), default=None),
-        scarcest=f"GPU {device} of machine {machine}" if len(machines) > 1 else None,
+        shortage=shortage_of(of_all) if len(machines) > 1 else None,
     )
 
 

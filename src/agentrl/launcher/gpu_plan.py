@@ -130,7 +130,8 @@ def place_or_refuse(inventory: Inventory, model: ModelSizes, asked: Asked) -> Pl
         return found
     needed = host_needed(inventory, model, asked)
     missing = "do not fit"
-    if needed is not None and inventory.host_bytes is not None:
+    if needed is not None:
+        assert inventory.host_bytes is not None, "nothing else was missing"
         each = " of each machine" if inventory.machines > 1 else ""
         missing = (
             f"fit, but {_up(needed)} GiB of host memory{each} are needed, and "
@@ -171,9 +172,10 @@ def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator
         kept = replace(asked, setup=replace(asked.setup, **{flag: False}))
         if getattr(asked.setup, flag) and place(inventory, model, kept):
             yield f"--{flag} false would"
-    adapted = _with_adapter(model)
-    if inventory.host_bytes is not None and adapted and place(inventory, adapted, asked):
-        yield "an adapter would, whose checkpoint is small (--lora_rank)"
+    if host_needed(inventory, model, asked) is not None:
+        adapted = _with_adapter(model)
+        if adapted is not None and place(inventory, adapted, asked):
+            yield "an adapter would, whose checkpoint is small (--lora_rank)"
     offloading = replace(asked, setup=replace(asked.setup, param_offload=True))
     if not asked.setup.param_offload and (found := place(inventory, model, offloading)):
         yield f"--param_offload would, with {found.host / GIB:.0f} GiB of each machine's memory"

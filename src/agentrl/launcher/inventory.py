@@ -36,14 +36,14 @@ class Gpu:
 class Inventory:
     """The GPUs that a launch may use on each of `machines` equal machines, in CUDA's order.
 
-    `host_bytes`: memory that a launch may use of one machine; None if it is not known. `scarcest`:
-    the GPU with the least free memory, if it may be another machine's.
+    `host_bytes`: memory that a launch may use of one machine; None if it is not known.
+    `shortage`: that of all machines together, see `shortage_of`; None if only this one is known.
     """
 
     gpus: tuple[Gpu, ...] = ()
     machines: int = 1
     host_bytes: int | None = None
-    scarcest: str | None = None
+    shortage: str | None = None
 
     @property
     def free(self) -> int:
@@ -56,20 +56,18 @@ class Inventory:
         names = ", ".join(sorted({gpu.name for gpu in self.gpus if gpu.name}))
         each = f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)} with {gib(self.free)} GiB"
         where = f" free on each of {self.machines} machines" if self.machines > 1 else " free"
-        uneven = ""
-        if not self.even:
-            most = max(gpu.free for gpu in self.gpus)
-            least = min(self.gpus, key=lambda gpu: gpu.free).device
-            uneven = (
-                f", because {self.scarcest or f'GPU {least}'} has no more and all get equal shares "
-                f"(others have up to {gib(most)} GiB)"
-            )
-        return each + where + (f" ({names})" if names else "") + uneven
+        return each + where + (f" ({names})" if names else "") + self._shortage
 
     @property
     def even(self) -> bool:
         """Whether about as much is free on all GPUs."""
-        return max(gpu.free for gpu in self.gpus) <= _UNEVEN * self.free
+        return not self._shortage
+
+    @property
+    def _shortage(self) -> str:
+        if self.shortage is not None:
+            return self.shortage
+        return shortage_of({f"GPU {gpu.device}": gpu.free for gpu in self.gpus})
 
     def freer(self) -> Iterator["Inventory"]:
         """Yield the inventory without those GPUs that have clearly less free memory than others."""
@@ -77,7 +75,7 @@ class Inventory:
         for less, more in itertools.pairwise(ranked):
             if more.free > _UNEVEN * less.free:
                 rest = tuple(gpu for gpu in self.gpus if gpu.free >= more.free)
-                yield replace(self, gpus=rest, scarcest=None)
+                yield replace(self, gpus=rest)
 
     def choosing(self, rest: "Inventory") -> str:
         """The words for a launch that uses `rest`, one of `freer`."""
@@ -87,6 +85,20 @@ class Inventory:
             f"CUDA_VISIBLE_DEVICES={','.join(gpu.device for gpu in rest.gpus)} would, which leaves "
             f"out GPU{'s' * (len(out) > 1)} {', '.join(out)}{others}"
         )
+
+
+def shortage_of(free: Mapping[str, int]) -> str:
+    """Which GPU has clearly less free memory than others, in words; empty if none has.
+
+    `free`: bytes, by what the GPU is called.
+    """
+    least, most = min(free, key=lambda gpu: free[gpu]), max(free.values())
+    if most <= _UNEVEN * free[least]:
+        return ""
+    return (
+        f", because {least} has no more and all get equal shares (others have up to "
+        f"{gib(most)} GiB)"
+    )
 
 
 def gib(size: int) -> str:
