@@ -182,6 +182,9 @@ def test_a_gpu_with_less_free_memory_is_named_and_a_refusal_says_that_the_others
         assert f"CUDA_VISIBLE_DEVICES={left} would, which leaves out {out}" in str(refused.value)
         rest = tuple(gpu for gpu in machine.gpus if gpu.device in left.split(","))
         assert place(replace(machine, gpus=rest), MIDDLE, ASKED)
+    little = replace(with_free(*(79,) * 7, 0.5), host_bytes=23 * GIB)
+    with pytest.raises(ConfigError, match="leaves out GPU 7, with 123 GiB of host memory"):
+        place_or_refuse(little, MIDDLE, ASKED)
     with pytest.raises(ConfigError) as refused:
         place_or_refuse(with_free(2, 0.5), MIDDLE, ASKED)
     assert "CUDA_VISIBLE_DEVICES" not in str(refused.value)

@@ -154,9 +154,14 @@ def _up(size: int) -> int:
 
 def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[str]:
     """Yield what would fit instead, each with one change."""
-    fewer = next((rest for rest in inventory.freer() if place(rest, model, asked)), None)
-    if fewer is not None:
-        yield inventory.choosing(fewer)
+    for fewer in inventory.freer():
+        needed = host_needed(fewer, model, asked)
+        if needed is not None:
+            host = inventory.host_bytes
+            short = host is not None and needed > host
+            also = f", with {_up(needed)} GiB of host memory" if short else ""
+            yield inventory.choosing(fewer) + also
+            break
     low, high = 0, longest_record(model, asked)
     while high - low > _SHORTEST_RECORD:
         middle = (low + high) // 2
