@@ -109,7 +109,23 @@ def test_processes_of_accelerate_meet_in_its_own_store(tmp_path: Path) -> None:
 def test_machines_with_different_numbers_of_gpus_are_refused() -> None:
     here = described("2x8x80")
     with pytest.raises(ConfigError, match="have 8, 4 GPUs to use"):
-        least(here, [Figures.of(here), replace(Figures.of(here), gpus=4)])
+        least(here, [Figures.of(here), Figures.of(described("2x4x80"))])
+
+
+def test_the_gpu_with_the_least_free_memory_is_named_with_its_machine() -> None:
+    here = described("2x8x80")
+    busy = replace(here.gpus[5], free=GIB // 2)
+    there = replace(here, gpus=(*here.gpus[:5], busy, *here.gpus[6:]))
+    for own in (here, there):  # both plan, and say, the same
+        found = least(own, [Figures.of(here), Figures.of(there)])
+        assert found.free == GIB // 2
+        assert "0.5 GiB free on each of 2 machines, because GPU 5 of machine 1 has no" in found.line
+        (rest,) = found.freer()
+        assert rest.free == 80 * GIB and len(rest.gpus) == 7
+        assert "and as many on each of the other machines" in found.choosing(rest)
+    smaller = least(here, [Figures.of(here), Figures.of(described("2x8x44"))])
+    assert "44 GiB free on each of 2 machines, because GPU 0 of machine 1 has no" in smaller.line
+    assert least(here, [Figures.of(here)] * 2).line == here.line
 
 
 def test_a_machine_that_does_not_come_is_said() -> None:

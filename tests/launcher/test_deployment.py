@@ -1,8 +1,11 @@
 """Environment variables, and what a stack starts because of them."""
 
+import math
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from agentrl.configs import ConfigError, parse_config
 from agentrl.configs.parsing import given_values
@@ -17,6 +20,7 @@ from agentrl.launcher.presets import (
     ROWS_PER_STEP,
     Preset,
     preset_flags,
+    rows_of_each,
 )
 from agentrl.launcher.processes import Kind, Part
 from agentrl.launcher.stack import (
@@ -65,6 +69,29 @@ def test_every_flag_of_a_preset_is_a_flag_of_the_run(preset: Preset) -> None:
 def test_a_step_of_the_demo_has_the_same_rows_however_many_processes_train(processes: int) -> None:
     config = parse_config(preset_flags(GRPO, processes, demo=True))
     assert config.optimizer.per_device_train_batch_size * processes == ROWS_PER_STEP
+
+
+@given(st.integers(1, 512), st.integers(1, 64))
+def test_a_step_has_whole_groups_of_about_as_many_rows_for_any_number_of_ranks(
+    ranks: int, group: int
+) -> None:
+    rows = rows_of_each(ranks, group) * ranks
+    whole = math.lcm(ranks, group)  # the least with whole groups
+    assert rows % group == 0 if whole <= 2 * ROWS_PER_STEP else rows <= max(ranks, ROWS_PER_STEP)
+    # None with whole groups is nearer.
+    if rows % whole == 0 and rows > whole:
+        assert abs(rows - ROWS_PER_STEP) <= abs(rows - whole - ROWS_PER_STEP)
+    assert rows <= max(ranks, 2 * ROWS_PER_STEP)
+
+
+@pytest.mark.parametrize(("gpus", "rows"), [(3, 120), (6, 120), (7, 112), (4, 128)])
+def test_the_rows_of_a_launch_are_those_of_whole_groups(gpus: int, rows: int) -> None:
+    def each(*flags: str) -> int:
+        stack = stack_of({"NUM_PROCESSES": str(gpus)}, *flags)
+        return stack.config.optimizer.per_device_train_batch_size
+
+    assert each() * gpus == rows
+    assert each("--num_generations", "12") * gpus % 12 == 0
 
 
 def test_processes_that_train_the_same_rows_count_as_one_for_the_rows_of_a_step() -> None:

@@ -7,13 +7,13 @@ import pytest
 
 from agentrl.configs import ConfigError
 from agentrl.launcher import deployment, inventory
-from agentrl.launcher.deployment import usable_memory
+from agentrl.launcher.deployment import usable_cores, usable_memory
 from agentrl.launcher.inventory import GIB, described, listed_gpus, read_inventory, visible
 
 LISTED = """\
-0, GPU-aaaa1111, NVIDIA H100 80GB HBM3, 81559, 81079
-1, GPU-aabb2222, NVIDIA H100 80GB HBM3, 81559, 40000
-2, GPU-cccc3333, NVIDIA H100 80GB HBM3, 81559, 81079
+0, GPU-aaaa1111, NVIDIA H100 80GB HBM3, 81559, 81079, Disabled
+1, GPU-aabb2222, NVIDIA H100 80GB HBM3, 81559, 40000, Disabled
+2, GPU-cccc3333, NVIDIA H100 80GB HBM3, 81559, 81079, Disabled
 """
 
 
@@ -38,36 +38,118 @@ def test_the_least_free_memory_counts_and_a_part_of_a_gpu_is_refused() -> None:
     assert "(NVIDIA H100 80GB HBM3)" in inventory.Inventory(gpus).line
     with pytest.raises(ConfigError, match="names a part of a GPU"):
         visible(listed_gpus(LISTED), "MIG-1")
-    with pytest.raises(ConfigError, match=r"GPU 0 \(GB10\): nvidia-smi does not know its memory"):
-        listed_gpus("0, GPU-1, GB10, [N/A], [N/A]")
+
+
+@pytest.mark.parametrize(
+    ("memory", "mig", "said"),
+    [
+        ("81559, 81079", "Enabled", "is divided by MIG, .* leave it out .* nvidia-smi -i 1 -mig 0"),
+        ("[N/A], [N/A]", "Enabled", "is divided by MIG"),
+        ("[N/A], [N/A]", "[N/A]", "has memory that nvidia-smi does not know"),
+    ],
+)
+def test_a_gpu_on_which_nothing_can_be_placed_is_refused_and_can_be_left_out(
+    memory: str, mig: str, said: str
+) -> None:
+    gpus = listed_gpus(
+        f"0, GPU-0, NVIDIA L4, 23034, 22563, [N/A]\n1, GPU-1, Odd, {memory}, {mig}\n"
+        "2, GPU-2, NVIDIA L4, 23034, 22563, [N/A]"
+    )
+    for named in (None, "1", "0,GPU-1"):
+        with pytest.raises(ConfigError, match=rf"GPU 1 \(Odd\) {said}"):
+            visible(gpus, named)
+    assert [gpu.device for gpu in visible(gpus, "0,2")] == ["0", "2"]
+
+
+def nvidia_smi(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine of three GPUs whose nvidia-smi is this shell script."""
+    monkeypatch.setattr(inventory, "count_gpus", lambda environment: 3)
+    monkeypatch.setenv("PATH", str(folder))
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{says}\n")
+    program.chmod(0o755)
 
 
 def test_a_machine_is_asked_by_its_own_nvidia_smi(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(inventory, "count_gpus", lambda environment: 3)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="does not list them"):
-        read_inventory({})
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n/bin/cat <<'END'\n{LISTED}END\n")
-    program.chmod(0o755)
+    fields = "index,uuid,name,memory.total,memory.free,mig.mode.current"  # as it calls them
+    said = f"[ $1 = --query-gpu={fields} ] || exit 2\n/bin/cat <<'END'\n{LISTED}END"
+    nvidia_smi(tmp_path, said, monkeypatch)
     found = read_inventory({"CUDA_VISIBLE_DEVICES": "0,2"}, 2)
     assert [gpu.device for gpu in found.gpus] == ["0", "2"] and found.machines == 2
     assert found.host_bytes == usable_memory()
+    (tmp_path / "nvidia-smi").unlink()
+    with pytest.raises(ConfigError, match="does not list them"):
+        read_inventory({})
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("0,2,0", "names GPU 0 twice"),
+        ("1,GPU-aabb", "names GPU 1 twice"),
+        ("7", "=7: names none of the GPUs of this machine, which are 0, 1, 2; leave it empty"),
+        ("gpu-aaaa1111", "names none of the GPUs"),
+    ],
+)
+def test_gpus_that_cuda_would_not_use_are_refused_and_not_trained_on_the_cpu_instead(
+    named: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, f"/bin/cat <<'END'\n{LISTED}END", monkeypatch)
+    with pytest.raises(ConfigError, match=said):
+        read_inventory({"CUDA_VISIBLE_DEVICES": named})
+
+
+@pytest.mark.parametrize(
+    ("says", "said"),
+    [
+        ("echo No devices were found; exit 6", r"does not list them \(status 6: No devices were f"),
+        ("echo Driver mismatch >&2; exit 18", r"does not list them \(status 18: Driver mismatch"),
+        ("exit 0", r"does not list them \(status 0"),
+        ("echo Unable to determine the device handle", "says: Unable to determine the device ha"),
+    ],
+)
+def test_what_nvidia_smi_says_instead_of_gpus_is_passed_on(
+    says: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvidia_smi(tmp_path, says, monkeypatch)
+    with pytest.raises(ConfigError, match=said):
+        read_inventory({})
 
 
 @pytest.mark.parametrize(
     ("limit", "usable"), [("max", None), ("1073741824", GIB), (str(2**60), None)]
 )
-def test_the_host_memory_is_that_of_the_container(
-    limit: str, usable: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("own", "limited"),
+    [
+        ("0::/", "."),  # a container
+        ("1:cpu:/\n0::/slurmstepd.scope/job_7/step_0/task_0", "slurmstepd.scope/job_7"),
+        ("0::/docker/1a2b", "."),  # named as outside of the container
+    ],
+)
+def test_host_memory_and_cores_are_those_of_the_container_and_of_the_job(
+    own: str,
+    limited: str,
+    limit: str,
+    usable: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    monkeypatch.setattr(deployment, "_MEMORY_LIMIT", tmp_path / "memory.max")
+    groups = tmp_path / "groups"
+    (groups / "slurmstepd.scope/job_7/step_0/task_0").mkdir(parents=True)
+    (tmp_path / "own").write_text(f"{own}\n")
+    monkeypatch.setattr(deployment, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(deployment, "_CONTROL_GROUPS", groups)
     assert usable_memory() == whole
-    (tmp_path / "memory.max").write_text(f"{limit}\n")
+    assert usable_cores() == len(os.sched_getaffinity(0))
+    (groups / "slurmstepd.scope/job_7/step_0/task_0/memory.max").write_text("max\n")
+    (groups / limited / "memory.max").write_text(f"{limit}\n")
     assert usable_memory() == (usable or whole)
+    (groups / limited / "cpu.max").write_text("150000 100000\n")
+    assert usable_cores() == 1
 
 
 def test_an_inventory_can_be_described_for_planning() -> None:

@@ -11,7 +11,7 @@ from agentrl.configs import ConfigError
 from agentrl.configs.parsing import Layer, config_of, read_flags
 from agentrl.launcher.deployment import read_deployment
 from agentrl.launcher.gpu_plan import asked_of, place_or_refuse, plan_lines
-from agentrl.launcher.inventory import GIB, Inventory, described
+from agentrl.launcher.inventory import GIB, Gpu, Inventory, described
 from agentrl.launcher.placement import RELEASED, USABLE, Asked, ModelSizes, Placement, place
 from agentrl.training.model.memory_model import MemorySetup
 
@@ -147,6 +147,56 @@ def test_a_host_with_too_little_memory_for_a_staged_checkpoint_is_refused() -> N
     assert place(replace(node, host_bytes=needed - 1), MIDDLE, ASKED) is None
 
 
+def test_a_refusal_for_host_memory_says_how_much_is_needed_and_what_needs_less() -> None:
+    node = replace(described("8x80"), host_bytes=40 * GIB)
+    needed = place_or_refuse(described("8x80"), MIDDLE, ASKED).host
+    with pytest.raises(ConfigError) as refused:
+        place_or_refuse(node, MIDDLE, ASKED)
+    said = str(refused.value)
+    assert f"{-(-needed // GIB)} GiB of host memory are needed, and 40 may be used" in said
+    assert "do not fit" not in said and "5 machines of 8 such GPUs would" in said
+    assert place(replace(node, machines=5), MIDDLE, ASKED)
+    shape = MIDDLE.shape  # as with --lora_rank 32: 1.3% of a layer
+    adapted = replace(shape, layer_trained=shape.layer_parameters * 13 // 1000, root_trained=0)
+    assert "an adapter would" in said and place(node, replace(MIDDLE, shape=adapted), ASKED)
+    offloading = replace(ASKED, setup=replace(BF16, param_offload=True))
+    with pytest.raises(ConfigError, match=r"host memory are needed, .*--param_offload false would"):
+        place_or_refuse(replace(described("2x80"), host_bytes=15 * GIB), SMALL, offloading)
+
+
+def with_free(*gib: float) -> Inventory:
+    return Inventory(
+        tuple(Gpu(str(n), "H100", 80 * GIB, int(each * GIB)) for n, each in enumerate(gib))
+    )
+
+
+def test_a_gpu_with_less_free_memory_is_named_and_a_refusal_says_that_the_others_would_do() -> None:
+    for free, left, out in (
+        ((79,) * 7 + (0.5,), "0,1,2,3,4,5,6", "GPU 7"),
+        ((2, 79, 79, 79, 79, 0.5, 79, 79), "1,2,3,4,6,7", "GPUs 0, 5"),
+        ((79,) * 7 + (0,), "0,1,2,3,4,5,6", "GPU 7"),
+    ):
+        machine = with_free(*free)
+        with pytest.raises(ConfigError) as refused:
+            place_or_refuse(machine, MIDDLE, ASKED)
+        assert f"CUDA_VISIBLE_DEVICES={left} would, which leaves out {out}" in str(refused.value)
+        rest = tuple(gpu for gpu in machine.gpus if gpu.device in left.split(","))
+        assert place(replace(machine, gpus=rest), MIDDLE, ASKED)
+    little = replace(with_free(*(79,) * 7, 0.5), host_bytes=23 * GIB)
+    with pytest.raises(ConfigError, match="leaves out GPU 7, with 123 GiB of host memory"):
+        place_or_refuse(little, MIDDLE, ASKED)
+    with pytest.raises(ConfigError) as refused:
+        place_or_refuse(with_free(2, 0.5), MIDDLE, ASKED)
+    assert "CUDA_VISIBLE_DEVICES" not in str(refused.value)
+    said, *_ = plan_lines(place_or_refuse(with_free(*(79,) * 7, 39), MIDDLE, ASKED))
+    assert said == (
+        "8 GPUs with 39 GiB free (H100), because GPU 7 has no more and all get equal shares "
+        "(others have up to 79 GiB)"
+    )
+    said, *_ = plan_lines(place_or_refuse(with_free(*(79,) * 7, 75), MIDDLE, ASKED))
+    assert said == "8 GPUs with 75 GiB free (H100)"
+
+
 def asked_by(environment: dict[str, str], gpus: str, *flags: str) -> Asked:
     values = read_flags(flags).values
     inventory = described(gpus)
@@ -172,6 +222,9 @@ def test_services_of_further_machines_need_a_key_and_are_named_as_idle_without()
     plan = place_or_refuse(described("2x8x80"), MIDDLE, ASKED)
     assert plan.serves(0) and not plan.serves(1)
     assert any("of the other machines" in line and "key" in line for line in plan_lines(plan))
+    in_turns = plan_lines(place_or_refuse(described("3x1x80"), MIDDLE, ASKED))
+    assert not any("idle" in line for line in in_turns), "each GPU trains"
+    assert any("no services on the other machines: they need a key" in line for line in in_turns)
     with_key = place_or_refuse(described("2x8x80"), MIDDLE, replace(ASKED, reachable=True))
     assert with_key.serves(1)
     assert not any(line.startswith("idle") for line in plan_lines(with_key))

@@ -23,8 +23,14 @@ def test_a_plan_is_printed_with_its_flags_and_starts_nothing(
     said = " ".join(capsys.readouterr().out.split())
     assert "train: GPUs 0-5 · dp 6 x tp 1 x cp 1" in said
     assert "serve: GPUs 6, 7 · services 2 x tp 1" in said
+    whole = "a step: 120 rows, 20 for each of 6 data-parallel rank(s) · 15 groups of"
+    assert f"{whole} --num_generations 8" in said
     assert "--micro_batch_tokens" in said and "--gpus_for_inference" not in said.split("flags:")[1]
     assert not [*tmp_path.iterdir()]
+    own = ["--per_device_train_batch_size", "21"]
+    assert main(["plan", "--gpus", "8x24", *model, "--gpus_for_inference", "2", *own]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "126 rows, 21 for each of 6 data-parallel rank(s) · no multiple of --num_gen" in said
     assert main(["plan", *model]) == 2
     assert "describe some with --gpus 8x80" in capsys.readouterr().err
 

@@ -19,7 +19,7 @@ from agentrl.configs.verbs import serve_parser
 from agentrl.databases.connection import connect
 from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.services import live_services
-from agentrl.launcher.inventory import described
+from agentrl.launcher.inventory import GIB, described
 from agentrl.launcher.placement import USABLE, Asked, ModelSizes
 from agentrl.launcher.service_processes import parts, placed, places
 from agentrl.subreaper import descendants
@@ -65,6 +65,10 @@ def test_known_models_get_as_many_services_as_fit() -> None:
     assert count(LARGE, "8x80") == (4, 2)
     assert count(LARGE, "8x80", services=2) == (2, 2)
     assert count(LARGE, "8x141") == (8, 1)
+    busy = described("8x80")
+    busy = replace(busy, gpus=(replace(busy.gpus[0], free=GIB), *busy.gpus[1:]))
+    with pytest.raises(ConfigError, match=r"CUDA_VISIBLE_DEVICES=1,2,3,4,5,6,7 would, which leave"):
+        placed(busy, MIDDLE, ASKED, "sglang")
     with pytest.raises(ConfigError, match=r"a service of 1 GPU.s. each for a model of .* not fit"):
         placed(described("8x24"), LARGE, replace(ASKED, inf_tp=1), "sglang")
 

@@ -15,7 +15,7 @@ from typing import Self
 
 from agentrl.configs import ConfigError
 from agentrl.launcher.deployment import Deployment
-from agentrl.launcher.inventory import Inventory
+from agentrl.launcher.inventory import Inventory, shortage_of
 from agentrl.launcher.script_environment import Place
 
 PATIENCE_S = 600.0  # for the other machines to be started
@@ -24,16 +24,15 @@ _LOOK_S = 0.05
 
 @dataclass(frozen=True)
 class Figures:
-    """What a machine has: its GPUs, bytes that are free on each, and bytes of its host memory."""
+    """What a machine has: bytes that are free on each GPU, by its name, and of host memory."""
 
-    gpus: int
-    free: int
+    free: dict[str, int]
     host: int | None
 
     @classmethod
     def of(cls, inventory: Inventory) -> Self:
         """The figures of the machine with this inventory."""
-        return cls(len(inventory.gpus), inventory.free, inventory.host_bytes)
+        return cls({gpu.device: gpu.free for gpu in inventory.gpus}, inventory.host_bytes)
 
 
 @dataclass(frozen=True)
@@ -88,17 +87,33 @@ def agreed(inventory: Inventory, meeting: Meeting, patience_s: float = PATIENCE_
 
 
 def least(inventory: Inventory, machines: Sequence[Figures]) -> Inventory:
-    """The inventory with the least figures of `machines`. Raises `ConfigError`, see `agreed`."""
-    counts = [each.gpus for each in machines]
+    """The inventory with the least figures of `machines`. Raises `ConfigError`, see `agreed`.
+
+    GPUs are compared by rank: that with the least free memory on each machine, the one with the
+    next, and so on. So what is planned without the first ones fits every machine.
+    """
+    counts = [len(each.free) for each in machines]
     if len(set(counts)) > 1:
         raise ConfigError(
             f"the machines of this run have {', '.join(map(str, counts))} GPUs to use: give all of "
             "them the same number with CUDA_VISIBLE_DEVICES"
         )
-    free = min(each.free for each in machines)
-    host = min((each.host for each in machines if each.host is not None), default=None)
-    gpus = tuple(replace(gpu, free=free) for gpu in inventory.gpus)
-    return replace(inventory, gpus=gpus, host_bytes=host)
+    ranks = [
+        min(of_rank) for of_rank in zip(*(sorted(m.free.values()) for m in machines), strict=True)
+    ]
+    ranked = sorted(inventory.gpus, key=lambda gpu: gpu.free)
+    free = {gpu.device: least for gpu, least in zip(ranked, ranks, strict=True)}
+    of_all = {
+        f"GPU {device} of machine {machine}": size
+        for machine, each in enumerate(machines)
+        for device, size in each.free.items()
+    }
+    return replace(
+        inventory,
+        gpus=tuple(replace(gpu, free=free[gpu.device]) for gpu in inventory.gpus),
+        host_bytes=min((each.host for each in machines if each.host is not None), default=None),
+        shortage=shortage_of(of_all) if len(machines) > 1 else None,
+    )
 
 
 def _exchange(own: Figures, meeting: Meeting, patience_s: float) -> list[Figures]:

@@ -5,9 +5,9 @@ A flag of the command line takes precedence over the variable of the same meanin
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from agentrl.configs import ConfigError
@@ -20,8 +20,8 @@ SGLANG_PYTHON = REPOSITORY / ".venv-sglang" / "bin" / "python"  # made by script
 SGLANG_OF_SETUP = f"{SGLANG_PYTHON} -m sglang.launch_server"
 _ENGINES = ("sglang", "local")
 _LAST_PORT = 65535
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
-_MEMORY_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_CONTROL_GROUPS = Path("/sys/fs/cgroup")
+_OWN_GROUP = Path("/proc/self/cgroup")
 _MOST_SAMPLERS = 8  # each makes hundreds of turns in a second: more than services answer
 _SEVERAL_MACHINES_PORT = 29500  # torch's own default: all machines must know it beforehand
 
@@ -249,23 +249,34 @@ def describe_variables(deployment: Deployment) -> dict[str, str]:
 
 
 def usable_cores() -> int:
-    """Number of cores that this process may use, within the CPU quota of a container."""
+    """Number of cores that this process may use, within the CPU quotas of container and job."""
     cores = len(os.sched_getaffinity(0))
-    try:
-        quota, period = _CPU_QUOTA.read_text().split()
-    except (FileNotFoundError, ValueError):  # not in a container, or one of another kind
-        return cores
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
+    for quota, period in (limit.split() for limit in _limits("cpu.max")):
+        if quota != "max":
+            cores = max(1, min(cores, int(quota) // int(period)))
+    return cores
 
 
 def usable_memory() -> int:
-    """Bytes of host memory that this process may use, within the limit of a container."""
+    """Bytes of host memory that this process may use, within the limits of container and job."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = _MEMORY_LIMIT.read_text().strip()
-    except FileNotFoundError:  # not in a container, or one of another kind
-        return memory
-    return memory if limit == "max" else min(memory, int(limit))
+    return min([memory, *(int(limit) for limit in _limits("memory.max") if limit != "max")])
+
+
+def _limits(file: str) -> Iterator[str]:
+    """Yield what the control groups (v2) of this process have in `file`, inner ones first.
+
+    A container sees its own as the root. A job of Slurm's and a unit of systemd's have theirs
+    further in, and limit all that are within.
+    """
+    groups = _OWN_GROUP.read_text().splitlines()
+    own = next((line for line in groups if line.startswith("0::")), "0::/")
+    inner = PurePosixPath(own.removeprefix("0::/"))
+    for group in (inner, *inner.parents):
+        try:
+            yield (_CONTROL_GROUPS / group / file).read_text().strip()
+        except FileNotFoundError:  # the machine's root has none, nor have groups of another kind
+            continue
 
 
 def default_sampler_processes(cores: int, computing: int = 0) -> int:

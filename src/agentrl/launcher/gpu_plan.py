@@ -14,12 +14,13 @@ from agentrl.configs import Config, ConfigError
 from agentrl.configs.flags import Value
 from agentrl.configs.parsing import Layer, config_of, merged
 from agentrl.launcher.deployment import Deployment
-from agentrl.launcher.inventory import GIB, Inventory
+from agentrl.launcher.inventory import GIB, Inventory, gib
 from agentrl.launcher.placement import (
     USABLE,
     Asked,
     ModelSizes,
     Placement,
+    host_needed,
     longest_record,
     place,
 )
@@ -29,6 +30,7 @@ ORIGIN = "placement"
 _OF_A_MACHINE = 8  # GPUs, where more machines are proposed
 _MOST_MACHINES = 64
 _SHORTEST_RECORD = 1024
+_ADAPTER = 0.02  # of a layer: --lora_rank 32 on all of its projections are 1.3% of an 8B's
 
 
 @dataclass(frozen=True)
@@ -126,17 +128,40 @@ def place_or_refuse(inventory: Inventory, model: ModelSizes, asked: Asked) -> Pl
     found = place(inventory, model, asked)
     if found is not None:
         return found
+    needed = host_needed(inventory, model, asked)
+    missing = "do not fit"
+    if needed is not None:
+        assert inventory.host_bytes is not None, "nothing else was missing"
+        each = " of each machine" if inventory.machines > 1 else ""
+        missing = (
+            f"fit, but {_up(needed)} GiB of host memory{each} are needed, and "
+            f"{inventory.host_bytes // GIB} may be used (for a checkpoint while it is saved, "
+            "published weights and offloaded states)"
+        )
     billions = f"{model.shape.parameters / 1e9:.1f}B parameters"
     parts = "a trainer" if asked.services == 0 else "a trainer and a service"
     raise ConfigError(
         f"{inventory.line}, of which {USABLE:.0%} can be used: {parts} for a model of {billions} "
-        f"and records of {longest_record(model, asked):,} tokens do not fit; "
-        + ("; ".join(would_fit(inventory, model, asked)) or "nor would they on more GPUs")
+        f"and records of {longest_record(model, asked):,} tokens {missing}; "
+        + ("; ".join(would_fit(inventory, model, asked)) or "nor would they on more such GPUs")
     )
+
+
+def _up(size: int) -> int:
+    """GiB that `size` bytes fit in."""
+    return -(-size // GIB)
 
 
 def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[str]:
     """Yield what would fit instead, each with one change."""
+    for fewer in inventory.freer():
+        needed = host_needed(fewer, model, asked)
+        if needed is not None:
+            host = inventory.host_bytes
+            short = host is not None and needed > host
+            also = f", with {_up(needed)} GiB of host memory" if short else ""
+            yield inventory.choosing(fewer) + also
+            break
     low, high = 0, longest_record(model, asked)
     while high - low > _SHORTEST_RECORD:
         middle = (low + high) // 2
@@ -148,13 +173,38 @@ def would_fit(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator
                  services=0 if asked.services == 0 else None)  # fmt: skip
     if place(inventory, model, free):
         yield "it would without the flags that place or divide the model"
+    for flag in ("param_offload", "activation_offloading"):
+        kept = replace(asked, setup=replace(asked.setup, **{flag: False}))
+        if getattr(asked.setup, flag) and place(inventory, model, kept):
+            yield f"--{flag} false would"
+    if host_needed(inventory, model, asked) is not None:
+        adapted = _with_adapter(model)
+        if adapted is not None and place(inventory, adapted, asked):
+            yield "an adapter would, whose checkpoint is small (--lora_rank)"
     offloading = replace(asked, setup=replace(asked.setup, param_offload=True))
     if not asked.setup.param_offload and (found := place(inventory, model, offloading)):
         yield f"--param_offload would, with {found.host / GIB:.0f} GiB of each machine's memory"
     more = next(_larger(inventory, model, asked), None)
     if more is not None:
         where = f"{more.machines} machines of " if more.machines > 1 else ""
-        yield f"{where}{len(more.gpus)} such GPUs would"
+        such = "such GPUs" if inventory.even else f"GPUs with {gib(more.free)} GiB"
+        yield f"{where}{len(more.gpus)} {such} would"
+
+
+def _with_adapter(model: ModelSizes) -> ModelSizes | None:
+    """The model with an adapter of usual size in the place of what is trained; None if it has one.
+
+    An adapter is not divided.
+    """
+    shape = model.shape
+    if shape.layer_trained < shape.layer_parameters:
+        return None
+    layer = int(_ADAPTER * shape.layer_parameters)
+    return replace(
+        model,
+        shape=replace(shape, layer_trained=layer, root_trained=0),
+        degrees=frozenset(each for each in model.degrees if each[0] == each[2] == 1),
+    )
 
 
 def _larger(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[Inventory]:
@@ -205,11 +255,11 @@ def _mixed_precision(file: str) -> bool:
     return isinstance(content, dict) and content.get("mixed_precision") == "bf16"
 
 
-def plan_lines(plan: Placement, parameters: int | None = None) -> list[str]:
+def plan_lines(plan: Placement) -> list[str]:
     """The plan in words, a line for each part."""
     train, serve, usable = plan.train, plan.serve, USABLE * plan.inventory.free
     lines = [
-        plan.inventory.line + (f", {parameters / 1e9:.1f}B parameters" if parameters else ""),
+        plan.inventory.line,
         f"train: {_gpus(plan.train_gpus)} · dp {train.dp} x tp {train.tp} x cp {train.cp}"
         f" · ep {train.ep} · micro-batches of {train.tokens:,} tokens, "
         f"{'with' if train.checkpointing else 'without'} gradient checkpointing · "
@@ -234,12 +284,28 @@ def plan_lines(plan: Placement, parameters: int | None = None) -> list[str]:
         )
     lines += [f"idle: {_gpus(plan.idle_gpus)} · {_why_idle(plan)}"] if plan.idle_gpus else []
     if serve is not None and plan.inventory.machines > 1 and not plan.reachable:
+        key = "need a key: --inference_api_key_env"
+        serving = tuple(gpu for service in plan.service_gpus for gpu in service)
+        unused = tuple(gpu for gpu in serving if gpu not in plan.train_gpus)
         lines.append(
-            f"idle: {_gpus(tuple(g for s in plan.service_gpus for g in s))} of the other machines "
-            "· their services need a key: --inference_api_key_env"
+            f"idle: {_gpus(unused)} of the other machines · their services {key}"
+            if unused
+            else f"no services on the other machines: they {key}"
         )
     host = f"host memory: {plan.host / GIB:.1f} GiB for staged, published and offloaded states"
     return [*lines, host]
+
+
+def step_line(plan: Placement, config: Config) -> str:
+    """The rows of a step in words."""
+    optimizer, group = config.optimizer, config.sampling.num_generations
+    each = optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps
+    ranks = plan.train.dp
+    groups, rest = divmod(each * ranks, group)
+    said = f"{groups} groups of --num_generations {group}"
+    if rest:
+        said = f"no multiple of --num_generations {group}, so that steps divide groups"
+    return f"a step: {each * ranks} rows, {each} for each of {ranks} data-parallel rank(s) · {said}"
 
 
 def _gpus(gpus: Sequence[int]) -> str:

@@ -138,17 +138,18 @@ class Placement:
 
 def place(inventory: Inventory, model: ModelSizes, asked: Asked) -> Placement | None:
     """The best placement; None if none fits."""
-    plans = (
-        plan
-        for layout in _layouts(len(inventory.gpus), asked)
-        if (plan := _placed(inventory, model, asked, *layout)) is not None
-    )
     apart: list[Placement] = []
-    for plan in plans:
+    for plan in _plans(inventory, model, asked):
         if plan.serve is None or plan.in_turns or _overlaps(plan):
             return min(apart, key=_worth, default=plan)
         apart.append(plan)
     return min(apart, key=_worth, default=None)
+
+
+def host_needed(inventory: Inventory, model: ModelSizes, asked: Asked) -> int | None:
+    """Bytes of each machine's host memory with which the GPUs suffice; None if they never do."""
+    plans = _plans(replace(inventory, host_bytes=None), model, asked)
+    return min((plan.host for plan in plans), default=None)
 
 
 def place_services(inventory: Inventory, model: ModelSizes, asked: Asked) -> Serving | None:
@@ -160,6 +161,14 @@ def place_services(inventory: Inventory, model: ModelSizes, asked: Asked) -> Ser
 def longest_record(model: ModelSizes, asked: Asked) -> int:
     """Tokens of the longest sequence that is trained."""
     return min(asked.tokens, model.context or asked.tokens)
+
+
+def _plans(inventory: Inventory, model: ModelSizes, asked: Asked) -> Iterator[Placement]:
+    """Yield the placements that fit, in the order of `_layouts`."""
+    for layout in _layouts(len(inventory.gpus), asked):
+        plan = _placed(inventory, model, asked, *layout)
+        if plan is not None:
+            yield plan
 
 
 def _overlaps(plan: Placement) -> bool:

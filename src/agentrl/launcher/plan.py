@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from agentrl.configs import ConfigError
-from agentrl.configs.parsing import layers_given
+from agentrl.configs.parsing import config_of, layers_given, merged
 from agentrl.configs.verbs import plan_parser
 from agentrl.launcher.config import find_preset
 from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import read_deployment
-from agentrl.launcher.gpu_plan import ORIGIN, plan_lines
+from agentrl.launcher.gpu_plan import ORIGIN, plan_lines, step_line
 from agentrl.launcher.inventory import described, read_inventory
 from agentrl.launcher.report import print_lines
 from agentrl.launcher.stack import placed_layers
@@ -30,8 +30,11 @@ def main(argv: Sequence[str]) -> int:
         find_preset(given.own.preset), "plan", own, deployment, inventory
     )
     if placement is None:
-        raise ConfigError("there is no GPU to place anything on: describe some with --gpus 8x80")
-    print_lines(TerminalConsole(), plan_lines(placement))
+        raise ConfigError(
+            "there is no NVIDIA GPU to place anything on: describe some with --gpus 8x80"
+        )
+    lines = [*plan_lines(placement), step_line(placement, config_of(merged(layers)))]
+    print_lines(TerminalConsole(), lines)
     (placed,) = (layer for layer in layers if layer.origin == ORIGIN)
     flags = [f"--{name} {str(value).lower()}" for name, value in placed.values.items()]
     print_lines(TerminalConsole(), [f"flags: {' '.join(flags)}"])

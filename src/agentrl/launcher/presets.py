@@ -6,9 +6,11 @@ user's own, the demo of `assets/demo` is trained. The demo's flags make it learn
 two cores, and fit nothing else.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agentrl.configs import SamplingConfig
 from agentrl.configs.parsing import Layer, as_words, config_of, merged, read_flags
 from agentrl.launcher.deployment import REPOSITORY, Deployment
 
@@ -92,10 +94,11 @@ def launch_layers(
     `gpus`: of each machine that train. `placed`: flags that follow from their placement.
     """
     own = [*placed, *own, Layer("command line", {"run_name": run})]
-    parallel = config_of(merged(own)).parallel
+    config = config_of(merged(own))
+    parallel, group = config.parallel, config.sampling.num_generations
     trainers = deployment.trainer_processes(0 if parallel.use_cpu else gpus)
     data_ranks = max(1, trainers // parallel.processes_per_rank)
-    return [*preset_layers(preset, data_ranks, demo=is_demo(own)), *own]
+    return [*preset_layers(preset, data_ranks, demo=is_demo(own), group=group), *own]
 
 
 def is_demo(own: Sequence[Layer]) -> bool:
@@ -103,9 +106,12 @@ def is_demo(own: Sequence[Layer]) -> bool:
     return "model_name_or_path" not in merged(own)
 
 
-def preset_layers(preset: Preset, data_ranks: int, *, demo: bool) -> list[Layer]:
-    """The preset's flags. A step has the same number of rows for any number of ranks."""
-    flags = [*preset.flags, "--per_device_train_batch_size", str(_rows_of_each(data_ranks))]
+def preset_layers(
+    preset: Preset, data_ranks: int, *, demo: bool, group: int = SamplingConfig.num_generations
+) -> list[Layer]:
+    """The preset's flags. `group`: rollouts of a task, of which a step has whole groups."""
+    rows = rows_of_each(data_ranks, group)
+    flags = [*preset.flags, "--per_device_train_batch_size", str(rows)]
     layer = read_flags(flags, preset.name)
     return [read_flags(_DEMO_FLAGS, DEMO_ORIGIN), layer] if demo else [layer]
 
@@ -115,5 +121,13 @@ def preset_flags(preset: Preset, data_ranks: int, *, demo: bool) -> list[str]:
     return as_words(preset_layers(preset, data_ranks, demo=demo))
 
 
-def _rows_of_each(data_ranks: int) -> int:
+def rows_of_each(data_ranks: int, group: int) -> int:
+    """Rows of a step for each rank, so that all have whole groups of about `ROWS_PER_STEP` rows.
+
+    Groups are not whole where that would need more than twice as many.
+    """
+    least = group // math.gcd(group, data_ranks)
+    whole = least * max(1, round(ROWS_PER_STEP / (least * data_ranks)))
+    if whole * data_ranks <= 2 * ROWS_PER_STEP:
+        return whole
     return max(1, ROWS_PER_STEP // data_ranks)

@@ -12,7 +12,7 @@ from agentrl.launcher import launch_help
 from agentrl.launcher.agreed_figures import Meeting, agreed
 from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import Deployment, read_deployment, usable_cores
-from agentrl.launcher.gpu_plan import plan_lines
+from agentrl.launcher.gpu_plan import plan_lines, step_line
 from agentrl.launcher.inventory import read_inventory
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.preflight import (
@@ -67,7 +67,8 @@ def start(stack: Stack, preset: Preset) -> int:
     input."""
     run = stack.config.run.run_name
     if stack.placement is not None:
-        print_lines(TerminalConsole(), plan_lines(stack.placement))
+        lines = [*plan_lines(stack.placement), step_line(stack.placement, stack.config)]
+        print_lines(TerminalConsole(), lines)
     checks = check_start(stack)
     if stack.is_first_machine:
         _refuse_other_data(stack)

@@ -15,7 +15,14 @@ from agentrl.configs import ConfigError
 from agentrl.configs.parsing import parse_config
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.inventory import Inventory, read_inventory
-from agentrl.launcher.placement import USABLE, Asked, ModelSizes, Serving, place_services
+from agentrl.launcher.placement import (
+    USABLE,
+    Asked,
+    ModelSizes,
+    Serving,
+    longest_record,
+    place_services,
+)
 from agentrl.launcher.processes import RESTARTS, Kind, Part
 from agentrl.launcher.service_part import gpu_environment, service_grace_s
 from agentrl.training.model.memory_model import MemorySetup
@@ -65,13 +72,15 @@ def placed(inventory: Inventory, model: ModelSizes, asked: Asked, engine: str) -
     """The services on the GPUs of `inventory`, from the first one. Raises `ConfigError`."""
     serving = place_services(inventory, model, asked)
     if serving is None:
+        fitting = [rest for rest in inventory.freer() if place_services(rest, model, asked)]
         which = "a service" if asked.services is None else f"--services {asked.services}"
         degree = "" if asked.inf_tp is None else f" of {asked.inf_tp} GPU(s) each"
         raise ConfigError(
             f"{inventory.line}, of which {asked.inf_mem_ratio or USABLE:.0%} can be used: "
             f"{which}{degree} for a model of {model.shape.parameters / 1e9:.1f}B parameters and "
-            f"records of {min(asked.tokens, model.context or asked.tokens):,} tokens does not fit; "
-            "give fewer --services, a shorter --context_length, or more GPUs"
+            f"records of {longest_record(model, asked):,} tokens does not fit; "
+            + "".join(f"{inventory.choosing(rest)}; " for rest in fitting[:1])
+            + "give fewer --services, a shorter --context_length, or more GPUs"
         )
     return [
         Place(
