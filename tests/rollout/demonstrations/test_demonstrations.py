@@ -71,6 +71,10 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
         ({"prompt": "one ", "completion": "two"}, "two<|im_end|>"),
         ({"text": "all of it"}, "all of it<|im_end|>"),
         (
+            {"prompt": [QUESTION], "completion": "9"},
+            "9<|im_end|>",
+        ),
+        (
             {
                 "messages": [
                     QUESTION, {"role": "assistant", "content": None, "function_call": FUNCTION},
@@ -89,6 +93,7 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
                     {"from": "observation", "value": "46"},
                     {"from": "gpt", "value": "46"},
                 ],
+                "system": "Count.",
                 "tools": json.dumps([STOCK]),
             },
             CALLED_TEXT + "46<|im_end|>",
@@ -186,6 +191,38 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
             {"messages": [QUESTION, {"role": "assistant", "text": "46"}]},
             "message 2: says nothing; its fields are role, text",
         ),
+        (
+            {"messages": json.dumps([QUESTION])},
+            "prompt and completion, text, or conversations; its fields are 'messages' (a str)",
+        ),
+        (
+            {"prompt": "?", "completion": [ANSWER]},
+            "its fields are 'prompt' (a str), 'completion' (a list)",
+        ),
+        (
+            {"prompt": "?", "completion": "7", "label": False},
+            "has `label` false: it is an answer to",
+        ),
+        (
+            {"conversations": [QUESTION, ANSWER, QUESTION], "chosen": ANSWER, "rejected": ANSWER},
+            "is a pair of answers to its messages, which `agentrl dpo` trains",
+        ),
+        ({"messages": [QUESTION, ANSWER], "images": ["a.png"]}, "has `images`, and only text"),
+        ({"text": "<image>", "image": "a.png"}, "has `image`, and only text is trained"),
+        (
+            {"messages": [QUESTION, ANSWER], "chat_template_kwargs": {"enable_thinking": False}},
+            "has `chat_template_kwargs`, which are given for the whole file",
+        ),
+        (
+            {"messages": [{"role": "system", "content": "A"}, QUESTION, ANSWER], "system": "B"},
+            "has a system prompt beside a system message that says something else",
+        ),
+        ({"messages": [QUESTION, ANSWER], "system": ["A"]}, "has a system prompt that is no text"),
+        (
+            {"prompt": "?", "completion": "7", "system": "Count."},
+            "has `system` beside a prompt that is a text without a chat template",
+        ),
+        ({"prompt": "?", "completion": "7", "tools": [{"name": "f"}]}, "has `tools` beside"),
         ({"messages": [QUESTION, ANSWER], "tools": ["f"]}, "objects but a list with a str"),
         (
             {"messages": [QUESTION, ANSWER], "tools": [{"parameters": {}}]},
@@ -206,6 +243,23 @@ def test_a_row_that_cannot_be_trained_is_left_out_with_its_reason(
     assert len(TreeFile(rows.folder)) == 1
     with pytest.raises(UnusableRows, match="none of its 1 rows can be trained"):
         prepared(tmp_path, [row])
+
+
+@pytest.mark.parametrize("field", ["system", "system_prompt"])
+def test_a_system_prompt_beside_the_messages_stands_before_them(tmp_path: Path, field: str) -> None:
+    system = {"role": "system", "content": "Count."}
+    turns = [{"from": "human", "value": "bin 3?"}, {"from": "gpt", "value": "7"}]
+    rows = [
+        {"messages": [system, QUESTION, ANSWER]},
+        {"messages": [QUESTION, ANSWER], field: "Count."},
+        {"messages": [system, QUESTION, ANSWER], field: "Count."},
+        {"conversations": turns, field: "Count."},
+        {"prompt": [QUESTION], "completion": [ANSWER], field: "Count."},
+    ]
+    assert len({str(TOKENIZER.decode(tree["ids"])) for tree in prepared(tmp_path, rows)}) == 1
+    without = [{"messages": [QUESTION, ANSWER], field: nothing} for nothing in ("", None)]
+    [first, other] = prepared(tmp_path, without)
+    assert first == other and "Count." not in str(TOKENIZER.decode(first["ids"]))
 
 
 def test_a_prompt_of_messages_is_context_whatever_they_say_of_themselves() -> None:

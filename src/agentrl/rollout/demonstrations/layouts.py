@@ -7,7 +7,7 @@
     {"text": "text"}                                                      all of it is trained
 
 The first of these that a row has is read. Every message of the assistant is trained, unless it
-says that it is not (`messages`).
+says that it is not (`messages`). `system` beside messages stands before them (LLaMA-Factory's).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,16 @@ from typing import Any
 
 from agentrl.databases.task_file.file_rows import parse_inner
 from agentrl.rollout.chat import Message, ToolSchema
-from agentrl.rollout.demonstrations.messages import kind, read_message
+from agentrl.rollout.demonstrations.messages import NO_TEXT, is_system, kind, one_of, read_message
 
 LAYOUTS = "messages, prompt and completion, text, or conversations"
+_SYSTEM_FIELDS = ("system", "system_prompt")
+_JUDGEMENTS = ("label", "kto_tag")  # TRL's and ms-swift's, LLaMA-Factory's
+# What a row holds beside its text that a training on text would lose.
+_NOT_FOLLOWED = {
+    **NO_TEXT,
+    "chat_template_kwargs": "which are given for the whole file, by --chat_template_kwargs",
+}
 
 
 @dataclass(frozen=True)
@@ -50,24 +57,72 @@ class PlainText:
 
 def read_demonstration(fields: Mapping[str, Any]) -> Demonstration | PlainText:
     """Read a row. Raises `ValueError` with one sentence that continues after the row's place."""
+    refuse_unfollowed(fields)
+    _refuse_judged(fields)
     for name in ("messages", "conversations"):
         if isinstance(fields.get(name), list):
             return _conversation([], fields[name], fields)
     prompt, completion = fields.get("prompt"), fields.get("completion")
-    if isinstance(prompt, list) and isinstance(completion, list):
-        return _conversation(prompt, completion, fields)
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return PlainText(prompt, completion)
+    if is_answer(prompt, completion):
+        return read_answer(prompt, completion, fields)
     if isinstance(fields.get("text"), str):
         return PlainText("", fields["text"])
-    raise ValueError(f"has none of {LAYOUTS}; its fields are {', '.join(map(repr, fields))}")
+    raise ValueError(f"has none of {LAYOUTS}; {its_fields(fields)}")
+
+
+def refuse_unfollowed(fields: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a row holds more than text, or options of its own."""
+    for name, why in _NOT_FOLLOWED.items():
+        if fields.get(name):
+            raise ValueError(f"has `{name}`, {why}")
+
+
+def _refuse_judged(fields: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a row is of a training on judged answers, and holds one to unlearn."""
+    if isinstance(fields.get("chosen"), dict) and isinstance(fields.get("rejected"), dict):
+        raise ValueError("is a pair of answers to its messages, which `agentrl dpo` trains")
+    for name in _JUDGEMENTS:
+        if fields.get(name) is False:
+            raise ValueError(f"has `{name}` false: it is an answer to unlearn, in KTO's layout")
+
+
+def is_answer(prompt: Any, answer: Any) -> bool:
+    """Whether an answer is in a form that `read_answer` reads behind this prompt."""
+    if isinstance(prompt, list):
+        return isinstance(answer, list | dict | str)
+    return isinstance(prompt, str) and isinstance(answer, str)
+
+
+def read_answer(prompt: Any, answer: Any, fields: Mapping[str, Any]) -> Demonstration | PlainText:
+    """A prompt and its answer (`is_answer`), of which the answer is trained.
+
+    Behind messages a text is a message of the assistant. `fields`: of the row, for `tools` and
+    `system`. Raises `ValueError` as `read_demonstration` does.
+    """
+    if isinstance(prompt, list):
+        if isinstance(answer, str):
+            answer = {"role": "assistant", "content": answer}
+        return _conversation(prompt, [answer] if isinstance(answer, dict) else answer, fields)
+    for name in (*_SYSTEM_FIELDS, "tools", "functions", "history"):
+        if fields.get(name):
+            raise ValueError(
+                f"has `{name}` beside a prompt that is a text without a chat template: write the "
+                "prompt as a list of messages"
+            )
+    return PlainText(prompt, answer)
+
+
+def its_fields(fields: Mapping[str, Any]) -> str:
+    """The row's fields with their kinds, for a sentence."""
+    named = (f"{name!r} ({kind(value)})" for name, value in fields.items())
+    return f"its fields are {', '.join(named)}"
 
 
 def _conversation(
     silent: Sequence[Any], said: Sequence[Any], fields: Mapping[str, Any]
 ) -> Demonstration:
     """The conversation of messages of which none is trained, and of those behind them."""
-    given = [*silent, *said]
+    given = [*_system(fields, [*silent, *said]), *silent, *said]
     read = [read_message(number, one) for number, one in enumerate(given, start=1)]
     n_silent = len(given) - len(said)
     trained = tuple(one.trained and at >= n_silent for at, one in enumerate(read))
@@ -79,6 +134,26 @@ def _conversation(
         trained,
         frozenset().union(*(one.unread for one in read)),
     )
+
+
+def _system(fields: Mapping[str, Any], messages: Sequence[Any]) -> list[Message]:
+    """The system prompt that stands beside the messages, unless they have it: one message or none.
+
+    Raises `ValueError` if they have another one.
+    """
+    system = one_of({name: value for name, value in fields.items() if value}, *_SYSTEM_FIELDS)
+    if system is None:
+        return []
+    if not isinstance(system, str):
+        raise ValueError(f"has a system prompt that is no text but {kind(system)}")
+    own = [
+        read_message(number, one).message["content"]
+        for number, one in enumerate(messages, start=1)
+        if is_system(one)
+    ]
+    if own and system not in own:
+        raise ValueError("has a system prompt beside a system message that says something else")
+    return [] if own else [{"role": "system", "content": system}]
 
 
 def _tools(fields: Mapping[str, Any]) -> tuple[ToolSchema, ...]:

@@ -105,6 +105,11 @@ def _read(given: Any) -> ReadMessage:
     return ReadMessage(message, _trained(given, role), frozenset(unread))
 
 
+def is_system(given: Any) -> bool:
+    """Whether a message is a system prompt."""
+    return isinstance(given, dict) and one_of(given, "role", "from") in ("system", "developer")
+
+
 def _speaker(given: Mapping[str, Any]) -> tuple[str, str]:
     """Who speaks, by the form's own name, and the role that this is."""
     speaker = one_of(given, "role", "from")
