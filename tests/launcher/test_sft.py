@@ -22,7 +22,7 @@ def talks(file: Path, count: int = 48) -> Path:
         {
             "messages": [
                 {"role": "user", "content": f"How many parts are in bin R{number % 10}?"},
-                {"role": "assistant", "content": "<answer>7</answer>"},
+                {"role": "assistant", "content": "<answer>7</answer>", "id": f"m{number}"},
             ]
         }
         for number in range(count)
@@ -59,6 +59,7 @@ def test_it_learns_and_its_model_is_a_folder_that_transformers_loads(tmp_path: P
     talks(tmp_path / "talks.jsonl")
     text = said(sft(tmp_path, "--num_train_epochs", "2"))
     assert "48 rows" in text
+    assert "fields of messages that are not read: id (48 rows)" in text
     lines = metrics(tmp_path, "sft")
     assert [line["step"] for line in lines] == [*range(1, 13)]
     assert lines[-1]["loss"] < 0.1 * lines[0]["loss"]

@@ -49,10 +49,10 @@ def pairs_of_run(
         ids = [record for pair in pairs.values() for record in pair]
 
         def made() -> Iterator[MadeRow]:
-            yield from ((f"group {group}", why) for group, why in alike.items())
+            yield from (MadeRow(f"group {group}", why) for group, why in alike.items())
             turns = (turns for _, turns in opened.turns(ids))
             for group, best, worst in zip(pairs, turns, turns, strict=True):  # two at a time
-                yield f"group {group}", made_or_why(_pair, best, worst, longest)
+                yield MadeRow(f"group {group}", made_or_why(_pair, best, worst, longest))
 
         folder = out / f"rows-{rows_digest(FORMAT, run, str(longest), 'pairs', *ids)}"
         return keep_rows(folder, run, made, report)

@@ -77,7 +77,7 @@ def demonstrations(records: Iterable[tuple[str, Turns]], longest: int) -> Iterat
         row = made_or_why(trained_tree, turns, longest, copies=copies)
         if isinstance(row, TokenTree):
             in_trees.update(*map(_same_turn, turns))
-        yield f"record {record}", row
+        yield MadeRow(f"record {record}", row)
 
 
 class FinishedRun:

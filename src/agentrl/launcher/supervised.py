@@ -194,6 +194,9 @@ class _Source:
                 f"{len(rows.left_out):,} {self._unit} are left out ({rows.folder}.json has all):"
             )
             lines += [f"  {place} {why}" for place, why in [*rows.left_out.items()][:_SHOWN]]
+        if rows.unread:
+            named = [f"{name} ({n:,} {self._unit})" for name, n in rows.unread.items()]
+            lines.append(f"fields of messages that are not read: {', '.join(sorted(named))}")
         print_lines(self._console, lines)
         return str(rows.folder)
 

@@ -21,7 +21,11 @@ from agentrl.rollout.demonstrations.prepare import Preparation, UnusableRows, pr
 DEMO = Path(__file__).parents[3] / "assets" / "demo" / "model"
 TOKENIZER = AutoTokenizer.from_pretrained(DEMO)
 QUESTION = {"role": "user", "content": "bin 3?"}
-CALL = {"function": {"name": "stock", "arguments": '{"bin": "R5"}'}}
+FUNCTION = {"name": "stock", "arguments": '{"bin": "R5"}'}
+CALL = {"function": FUNCTION}
+STOCK = {"name": "stock", "parameters": {"type": "object", "properties": {}}}
+CALLED_TEXT = '<tool_call>\n{"name": "stock", "arguments": {"bin": "R5"}}\n</tool_call><|im_end|>'
+ANSWER = {"role": "assistant", "content": "7"}
 # A process that prepares rows with two others; its arguments are file, folder and model.
 PREPARE = """
 import sys
@@ -67,6 +71,34 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
         ({"prompt": "one ", "completion": "two"}, "two<|im_end|>"),
         ({"text": "all of it"}, "all of it<|im_end|>"),
         (
+            {"prompt": [QUESTION], "completion": "9"},
+            "9<|im_end|>",
+        ),
+        (
+            {
+                "messages": [
+                    QUESTION, {"role": "assistant", "content": None, "function_call": FUNCTION},
+                    {"role": "function", "name": "stock", "content": "46"},
+                    {"role": "assistant", "content": "46"},
+                ],
+                "functions": [STOCK],
+            },
+            CALLED_TEXT + "46<|im_end|>",
+        ),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "?"},
+                    {"from": "function_call", "value": json.dumps(FUNCTION)},
+                    {"from": "observation", "value": "46"},
+                    {"from": "gpt", "value": "46"},
+                ],
+                "system": "Count.",
+                "tools": json.dumps([STOCK]),
+            },
+            CALLED_TEXT + "46<|im_end|>",
+        ),
+        (
             {
                 "messages": [
                     QUESTION, {"role": "assistant", "content": "no", "weight": 0},
@@ -83,8 +115,7 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
                     {"role": "user", "content": "thanks"},
                 ]
             },
-            '<tool_call>\n{"name": "stock", "arguments": {"bin": "R5"}}\n</tool_call><|im_end|>'
-            "46<|im_end|>",
+            CALLED_TEXT + "46<|im_end|>",
         ),
     ],
 )  # fmt: skip
@@ -134,7 +165,7 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
         ({"messages": [QUESTION]}, "has no message of the assistant that is trained"),
         ({"messages": [{"role": "assistant", "content": "7"}]}, "answers nothing"),
         ({"messages": [{"role": "robot", "content": "7"}]}, "message 1: role 'robot' is none of"),
-        ({"messages": ["7"]}, "has a message that is not an object but a str"),
+        ({"messages": ["7"]}, "message 1: is not an object but a str"),
         (
             {"messages": [{**QUESTION, "train": True}, {"role": "assistant", "content": "7"}]},
             "message 1: only the assistant's messages are trained, not user",
@@ -156,6 +187,47 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
             {"messages": [QUESTION, {"role": "assistant", "content": [{"type": "image"}]}]},
             "message 2: its content is no text",
         ),
+        (
+            {"messages": [QUESTION, {"role": "assistant", "text": "46"}]},
+            "message 2: says nothing; its fields are role, text",
+        ),
+        (
+            {"messages": json.dumps([QUESTION])},
+            "prompt and completion, text, or conversations; its fields are 'messages' (a str)",
+        ),
+        (
+            {"prompt": "?", "completion": [ANSWER]},
+            "its fields are 'prompt' (a str), 'completion' (a list)",
+        ),
+        (
+            {"prompt": "?", "completion": "7", "label": False},
+            "has `label` false: it is an answer to",
+        ),
+        (
+            {"conversations": [QUESTION, ANSWER, QUESTION], "chosen": ANSWER, "rejected": ANSWER},
+            "is a pair of answers to its messages, which `agentrl dpo` trains",
+        ),
+        ({"messages": [QUESTION, ANSWER], "images": ["a.png"]}, "has `images`, and only text"),
+        ({"text": "<image>", "image": "a.png"}, "has `image`, and only text is trained"),
+        (
+            {"messages": [QUESTION, ANSWER], "chat_template_kwargs": {"enable_thinking": False}},
+            "has `chat_template_kwargs`, which are given for the whole file",
+        ),
+        (
+            {"messages": [{"role": "system", "content": "A"}, QUESTION, ANSWER], "system": "B"},
+            "has a system prompt beside a system message that says something else",
+        ),
+        ({"messages": [QUESTION, ANSWER], "system": ["A"]}, "has a system prompt that is no text"),
+        (
+            {"prompt": "?", "completion": "7", "system": "Count."},
+            "has `system` beside a prompt that is a text without a chat template",
+        ),
+        ({"prompt": "?", "completion": "7", "tools": [{"name": "f"}]}, "has `tools` beside"),
+        ({"messages": [QUESTION, ANSWER], "tools": ["f"]}, "objects but a list with a str"),
+        (
+            {"messages": [QUESTION, ANSWER], "tools": [{"parameters": {}}]},
+            "has a tool without a name",
+        ),
         ({"text": "word " * 400}, "more than --max_tokens 384"),
         ({"text": ""}, "has an empty text to train"),
     ],
@@ -171,6 +243,41 @@ def test_a_row_that_cannot_be_trained_is_left_out_with_its_reason(
     assert len(TreeFile(rows.folder)) == 1
     with pytest.raises(UnusableRows, match="none of its 1 rows can be trained"):
         prepared(tmp_path, [row])
+
+
+@pytest.mark.parametrize("field", ["system", "system_prompt"])
+def test_a_system_prompt_beside_the_messages_stands_before_them(tmp_path: Path, field: str) -> None:
+    system = {"role": "system", "content": "Count."}
+    turns = [{"from": "human", "value": "bin 3?"}, {"from": "gpt", "value": "7"}]
+    rows = [
+        {"messages": [system, QUESTION, ANSWER]},
+        {"messages": [QUESTION, ANSWER], field: "Count."},
+        {"messages": [system, QUESTION, ANSWER], field: "Count."},
+        {"conversations": turns, field: "Count."},
+        {"prompt": [QUESTION], "completion": [ANSWER], field: "Count."},
+    ]
+    assert len({str(TOKENIZER.decode(tree["ids"])) for tree in prepared(tmp_path, rows)}) == 1
+    without = [{"messages": [QUESTION, ANSWER], field: nothing} for nothing in ("", None)]
+    [first, other] = prepared(tmp_path, without)
+    assert first == other and "Count." not in str(TOKENIZER.decode(first["ids"]))
+
+
+def test_a_prompt_of_messages_is_context_whatever_they_say_of_themselves() -> None:
+    talk = read_demonstration({"prompt": [QUESTION, ANSWER, QUESTION], "completion": [ANSWER]})
+    assert isinstance(talk, Demonstration)
+    assert talk.trained == (False, False, False, True)
+
+
+def test_fields_of_messages_that_are_not_read_are_told_with_their_rows(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    row = {"messages": [{**QUESTION, "id": 1}, {**ANSWER, "id": 2, "prefix": False}], "source": "a"}
+    file.write_text((json.dumps(row) + "\n") * 2 + json.dumps({"text": "good"}) + "\n")
+    for _ in range(2):  # made, and found again
+        rows = prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384))
+        assert rows.unread == {"id": 2} and rows.left_out == {}
+    notes = rows.folder.with_suffix(".json")
+    notes.write_text("{}")  # as an earlier version wrote them
+    assert prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384)) == rows
 
 
 def test_rows_are_made_once_and_anew_for_other_data(tmp_path: Path) -> None:

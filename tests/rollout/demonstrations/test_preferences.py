@@ -10,6 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl.databases.tree_file import TreeFile
+from agentrl.rollout.demonstrations.layouts import PlainText
 from agentrl.rollout.demonstrations.preferences import read_preference
 from agentrl.rollout.demonstrations.prepare import Preparation, PreparedRows, prepare_rows
 
@@ -61,6 +62,12 @@ def test_every_layout_of_messages_gives_the_same_pair(tmp_path: Path) -> None:
     assert trees[0].parents.count(-1) == 1, "the prompt is stored once"
 
 
+def test_texts_may_say_where_they_are_from() -> None:
+    about = {"id": "a", "prompt_id": "b", "source": "c", "chosen_model": "d", "score": 1.5}
+    chosen, rejected = read_preference({"chosen": "It is 46", "rejected": "It is 7", **about})
+    assert (chosen, rejected) == (PlainText("It is", " 46"), PlainText("It is", " 7"))
+
+
 def test_texts_keep_what_both_begin_with_as_the_prompt(tmp_path: Path) -> None:
     explicit = {"prompt": "bin 3:", "chosen": " 46", "rejected": " 7"}
     implicit = {"chosen": "bin 3: 46", "rejected": "bin 3: 7"}
@@ -68,6 +75,45 @@ def test_texts_keep_what_both_begin_with_as_the_prompt(tmp_path: Path) -> None:
     trees = TreeFile(rows.folder)
     assert trees[0] == trees[1]
     assert sides(rows) == {1.0: " 46<|im_end|>", -1.0: " 7<|im_end|>"}
+
+
+ASKED = [{"prompt": [QUESTION], "chosen": [{"role": "assistant", "content": "46"}],
+          "rejected": GUESSED}]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": [QUESTION], "chosen": "46", "rejected": "7"},
+        {"question": "bin 3?", "chosen": "46", "rejected": "7", "system": ""},
+        {"instruction": "bin 3?", "input": "", "chosen": "46", "rejected": "7"},
+        {"input": "bin 3?", "chosen": "46", "rejected": "7", "labelling_model": "a judge"},
+        {
+            "conversations": [{"from": "human", "value": "bin 3?"}],
+            "chosen": {"from": "gpt", "value": "46"},
+            "rejected": {"from": "gpt", "value": "7"},
+        },
+    ],
+)
+def test_text_answers_to_a_question_are_the_assistants(tmp_path: Path, row: Any) -> None:
+    rows = prepared(written(tmp_path, *ASKED, row))
+    assert rows.left_out == {}
+    first, other = TreeFile(rows.folder)
+    assert first == other
+
+
+def test_a_question_has_its_system_prompt_and_its_input(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Count."}
+    answers = {"chosen": "46", "rejected": "7"}
+    rows = prepared(
+        written(
+            tmp_path,
+            {"prompt": [system, {"role": "user", "content": "bin 3?\nnow"}], **answers},
+            {"instruction": "bin 3?", "input": "now", "system": "Count.", **answers},
+        )
+    )
+    first, other = TreeFile(rows.folder)
+    assert first == other
 
 
 def test_a_table_gives_the_same_pairs_as_lines(tmp_path: Path) -> None:
@@ -92,6 +138,42 @@ def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: 
         ({"chosen": "46", "rejected": GUESSED}, "has not chosen and rejected"),
         ({"chosen": "46", "rejected": "7"}, "has no prompt, and `chosen` and `rejected` begin"),
         ({"chosen": CALLED, "rejected": GUESSED}, "has no prompt, and"),
+        (
+            {"prompt": [QUESTION], "chosen": "46", "rejected": GUESSED},
+            "'chosen' (a str), 'rejected' (a list)",
+        ),
+        (
+            {"prompt": "bin 3?", "chosen": CALLED, "rejected": GUESSED},
+            "has `prompt` as a str beside messages that do not begin with it",
+        ),
+        (
+            {**IMPLICIT, "prompt": QUESTION},
+            "has `prompt` as a dict beside messages that do not begin with it",
+        ),
+        ({"prompt": QUESTION, "chosen": "46", "rejected": "7"}, "'prompt' (a dict)"),
+        (
+            {"query": "bin 3?", "chosen": "It is 46", "rejected": "It is 7"},
+            "has no `prompt`, and `query`, of which nothing is known",
+        ),
+        (
+            {"question": "?", "input": "bin 3", "chosen": "46", "rejected": "7"},
+            "has no `prompt`, and no form of a question",
+        ),
+        (
+            {"instruction": "?", "history": [["a", "b"]], "chosen": "46", "rejected": "7"},
+            "has `history`, which is not read",
+        ),
+        (
+            {"prompt": "?", "system": "Count.", "chosen": "46", "rejected": "7"},
+            "has `system` beside a prompt that is a text",
+        ),
+        ({**EXPLICIT, "images": ["a.png"]}, "has `images`, and only text is trained"),
+        ({"chosen": [QUESTION, *CALLED], "rejected": [QUESTION, *CALLED]}, "that are the same"),
+        ({"chosen": "It is 46", "rejected": "It is 46"}, "that are the same"),
+        (
+            {"chosen": [QUESTION, *CALLED], "rejected": [QUESTION]},
+            "has no prompt, and one of its answers is how the other begins",
+        ),
         (
             {"prompt": [QUESTION], "chosen": GUESSED, "rejected": [{"role": "?", "content": ""}]},
             "in `rejected`: message 2: role '?' is none of",

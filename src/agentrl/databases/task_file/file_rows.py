@@ -115,6 +115,14 @@ def _parse(text: str) -> object:
         raise ValueError(f"nests deeper than {_LEVELS} levels") from None
 
 
+def parse_inner(text: str) -> object:
+    """The value of a JSON text that a row holds, under the rules for rows. Raises ValueError."""
+    value = _parse(text)
+    for problem in _unkeepable({"a text": value}):
+        raise ValueError(problem)
+    return value
+
+
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"holds {name}, which is not a JSON number: write null, or leave it out")
 

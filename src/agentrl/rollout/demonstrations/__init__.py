@@ -1,9 +1,11 @@
 """Conversations that people bring, as the token trees that a rollout would have made of them.
 
-    layouts.py    a row of a file: messages, or prompt and completion, and what is trained of it
+    messages.py    a message of a row, in whichever form it is written
+    layouts.py     a row of a file: messages, or prompt and completion, and what is trained of it
     preferences.py the same of a pair: one prompt, a chosen and a rejected answer
-    tokens.py     the row's token tree, with a mask that is exact: 1 on what the model has to say
-    prepare.py    a whole file: its trees in a folder, and the rows that cannot be trained and why
+    tokens.py      the row's token tree, with a mask that is exact: 1 on what the model has to say
+    prepare.py     a whole file: its trees in a folder, and the rows that cannot be trained and why
+    of_record.py   the reverse: a Record's conversations as messages
 
 Prompts, turns and deltas are those of `rollout.chat`, so that supervised training sees the tokens
 that sampling sees. Where the chat template rewrites earlier turns (it drops their thoughts, say),

@@ -1,39 +1,45 @@
 """What a row of demonstrations says, in the layouts that people have.
 
     {"messages": [{"role": ..., "content": ...}, ...], "tools": [...]}    OpenAI's; TRL's
+    {"conversations": [{"from": "human", "value": ...}, ...]}             ShareGPT's
     {"prompt": [messages], "completion": [messages], "tools": [...]}      TRL's: the completion
     {"prompt": "text", "completion": "text"}                              without a chat template
     {"text": "text"}                                                      all of it is trained
-    {"conversations": [{"from": "human", "value": ...}, ...]}             ShareGPT's
 
-Every message of the assistant is trained, unless it says `"train": false` (or OpenAI's
-`"weight": 0`). Thoughts are in `reasoning_content`, calls in `tool_calls`; arguments of a call are
-an object or its JSON.
+The first of these that a row has is read. Every message of the assistant is trained, unless it
+says that it is not (`messages`). `system` beside messages stands before them (LLaMA-Factory's).
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agentrl.databases.task_file.file_rows import parse_inner
 from agentrl.rollout.chat import Message, ToolSchema
-from agentrl.rollout.chat.turns import THOUGHT_FIELDS
+from agentrl.rollout.demonstrations.messages import NO_TEXT, is_system, kind, one_of, read_message
 
 LAYOUTS = "messages, prompt and completion, text, or conversations"
-_ROLES = ("system", "developer", "user", "assistant", "tool")
-_SHARE_GPT = {
-    "system": "system", "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
-    "assistant": "assistant", "function": "tool", "observation": "tool", "tool": "tool",
-}  # fmt: skip
+_SYSTEM_FIELDS = ("system", "system_prompt")
+_JUDGEMENTS = ("label", "kto_tag")  # TRL's and ms-swift's, LLaMA-Factory's
+# What a row holds beside its text that a training on text would lose.
+_NOT_FOLLOWED = {
+    **NO_TEXT,
+    "chat_template_kwargs": "which are given for the whole file, by --chat_template_kwargs",
+}
 
 
 @dataclass(frozen=True)
 class Demonstration:
-    """A conversation. `trained`: for each message, whether the model learns to say it."""
+    """A conversation.
+
+    trained: for each message, whether the model learns to say it
+    unread: fields of the messages that hold something and are none of a message's
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...]
     trained: tuple[bool, ...]
+    unread: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -43,100 +49,111 @@ class PlainText:
     prompt: str
     completion: str
 
+    @property
+    def unread(self) -> frozenset[str]:
+        """As of a `Demonstration`: a text has no fields."""
+        return frozenset()
+
 
 def read_demonstration(fields: Mapping[str, Any]) -> Demonstration | PlainText:
     """Read a row. Raises `ValueError` with one sentence that continues after the row's place."""
-    if isinstance(fields.get("messages"), list):
-        return _conversation(fields["messages"], fields)
-    if isinstance(fields.get("conversations"), list):
-        return _conversation([*map(_of_share_gpt, fields["conversations"])], fields)
+    refuse_unfollowed(fields)
+    _refuse_judged(fields)
+    for name in ("messages", "conversations"):
+        if isinstance(fields.get(name), list):
+            return _conversation([], fields[name], fields)
     prompt, completion = fields.get("prompt"), fields.get("completion")
-    if isinstance(prompt, list) and isinstance(completion, list):
-        silent = [{**_object(message), "train": False} for message in prompt]
-        return _conversation([*silent, *completion], fields)
-    if isinstance(prompt, str) and isinstance(completion, str):
-        return PlainText(prompt, completion)
+    if is_answer(prompt, completion):
+        return read_answer(prompt, completion, fields)
     if isinstance(fields.get("text"), str):
         return PlainText("", fields["text"])
-    raise ValueError(f"has none of {LAYOUTS}; its fields are {', '.join(map(repr, fields))}")
+    raise ValueError(f"has none of {LAYOUTS}; {its_fields(fields)}")
 
 
-def _conversation(messages: Sequence[Any], fields: Mapping[str, Any]) -> Demonstration:
-    read = [_message(number, _object(one)) for number, one in enumerate(messages, start=1)]
-    trained = tuple(train for _, train in read)
+def refuse_unfollowed(fields: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a row holds more than text, or options of its own."""
+    for name, why in _NOT_FOLLOWED.items():
+        if fields.get(name):
+            raise ValueError(f"has `{name}`, {why}")
+
+
+def _refuse_judged(fields: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a row is of a training on judged answers, and holds one to unlearn."""
+    if isinstance(fields.get("chosen"), dict) and isinstance(fields.get("rejected"), dict):
+        raise ValueError("is a pair of answers to its messages, which `agentrl dpo` trains")
+    for name in _JUDGEMENTS:
+        if fields.get(name) is False:
+            raise ValueError(f"has `{name}` false: it is an answer to unlearn, in KTO's layout")
+
+
+def is_answer(prompt: Any, answer: Any) -> bool:
+    """Whether an answer is in a form that `read_answer` reads behind this prompt."""
+    if isinstance(prompt, list):
+        return isinstance(answer, list | dict | str)
+    return isinstance(prompt, str) and isinstance(answer, str)
+
+
+def read_answer(prompt: Any, answer: Any, fields: Mapping[str, Any]) -> Demonstration | PlainText:
+    """A prompt and its answer (`is_answer`), of which the answer is trained.
+
+    Behind messages a text is a message of the assistant. `fields`: of the row, for `tools` and
+    `system`. Raises `ValueError` as `read_demonstration` does.
+    """
+    if isinstance(prompt, list):
+        if isinstance(answer, str):
+            answer = {"role": "assistant", "content": answer}
+        return _conversation(prompt, [answer] if isinstance(answer, dict) else answer, fields)
+    for name in (*_SYSTEM_FIELDS, "tools", "functions", "history"):
+        if fields.get(name):
+            raise ValueError(
+                f"has `{name}` beside a prompt that is a text without a chat template: write the "
+                "prompt as a list of messages"
+            )
+    return PlainText(prompt, answer)
+
+
+def its_fields(fields: Mapping[str, Any]) -> str:
+    """The row's fields with their kinds, for a sentence."""
+    named = (f"{name!r} ({kind(value)})" for name, value in fields.items())
+    return f"its fields are {', '.join(named)}"
+
+
+def _conversation(
+    silent: Sequence[Any], said: Sequence[Any], fields: Mapping[str, Any]
+) -> Demonstration:
+    """The conversation of messages of which none is trained, and of those behind them."""
+    given = [*_system(fields, [*silent, *said]), *silent, *said]
+    read = [read_message(number, one) for number, one in enumerate(given, start=1)]
+    n_silent = len(given) - len(said)
+    trained = tuple(one.trained and at >= n_silent for at, one in enumerate(read))
     if not any(trained):
         raise ValueError("has no message of the assistant that is trained")
-    return Demonstration(tuple(message for message, _ in read), _tools(fields), trained)
+    return Demonstration(
+        tuple(one.message for one in read),
+        _tools(fields),
+        trained,
+        frozenset().union(*(one.unread for one in read)),
+    )
 
 
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ValueError(f"has a message that is not an object but {_kind(value)}")
-    return value
+def _system(fields: Mapping[str, Any], messages: Sequence[Any]) -> list[Message]:
+    """The system prompt that stands beside the messages, unless they have it: one message or none.
 
-
-def _message(number: int, given: Mapping[str, Any]) -> tuple[Message, bool]:
-    """The message as chat templates know it, and whether it is trained."""
-    role = given.get("role")
-    if role not in _ROLES:
-        raise ValueError(f"message {number}: role {role!r} is none of {', '.join(_ROLES)}")
-    train = _train(number, given, default=role == "assistant")
-    if train and role != "assistant" and ("train" in given or "weight" in given):
-        raise ValueError(f"message {number}: only the assistant's messages are trained, not {role}")
-    message: Message = {"role": role, "content": _content(number, given.get("content"))}
-    if role == "assistant":
-        thoughts = [given[name] for name in THOUGHT_FIELDS if given.get(name)]
-        if thoughts:
-            message["reasoning_content"] = str(thoughts[0])
-        if given.get("tool_calls"):
-            message["tool_calls"] = [_call(number, call) for call in given["tool_calls"]]
-    for name in ("name", "tool_call_id"):
-        if given.get(name) is not None:
-            message[name] = str(given[name])
-    return message, train and role == "assistant"
-
-
-def _train(number: int, given: Mapping[str, Any], *, default: bool) -> bool:
-    for name in ("train", "weight"):
-        value = given.get(name)
-        if value is None:
-            continue
-        if value not in (0, 1):
-            raise ValueError(f"message {number}: `{name}` is {value!r}, and neither 0 nor 1")
-        return bool(value)
-    return default
-
-
-def _content(number: int, content: Any) -> str:
-    """The text of a content: a string, null, or OpenAI's list of parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        if len(texts) == len(content) and all(isinstance(text, str) for text in texts):
-            return "".join(map(str, texts))
-    raise ValueError(f"message {number}: its content is no text ({_kind(content)})")
-
-
-def _call(number: int, given: Any) -> dict[str, Any]:
-    """A tool call with its arguments as an object."""
-    function = given.get("function", given) if isinstance(given, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise ValueError(f"message {number}: a tool call has no name of a function")
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = None
-    if not isinstance(arguments, dict):
-        raise ValueError(
-            f"message {number}: the arguments of {function['name']} are no JSON object"
-        )
-    call = {"type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return {**call, "id": str(given["id"])} if given.get("id") else call
+    Raises `ValueError` if they have another one.
+    """
+    system = one_of({name: value for name, value in fields.items() if value}, *_SYSTEM_FIELDS)
+    if system is None:
+        return []
+    if not isinstance(system, str):
+        raise ValueError(f"has a system prompt that is no text but {kind(system)}")
+    own = [
+        read_message(number, one).message["content"]
+        for number, one in enumerate(messages, start=1)
+        if is_system(one)
+    ]
+    if own and system not in own:
+        raise ValueError("has a system prompt beside a system message that says something else")
+    return [] if own else [{"role": "system", "content": system}]
 
 
 def _tools(fields: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
@@ -144,27 +161,19 @@ def _tools(fields: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     tools = fields.get("tools") or fields.get("functions") or []
     if isinstance(tools, str):
         try:
-            tools = json.loads(tools)
+            tools = parse_inner(tools) or []
         except ValueError:
             raise ValueError("has `tools` that are no JSON") from None
-    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
-        raise ValueError(f"has `tools` that are no list of objects but {_kind(tools)}")
-    return tuple(
-        tool if "function" in tool else {"type": "function", "function": tool} for tool in tools
-    )
+    if not isinstance(tools, list):
+        raise ValueError(f"has `tools` that are no list of objects but {kind(tools)}")
+    return tuple(map(_tool, tools))
 
 
-def _of_share_gpt(turn: Any) -> dict[str, Any]:
-    given = _object(turn)
-    if "role" in given:
-        return given
-    speaker = given.get("from")
-    role = _SHARE_GPT.get(speaker) if isinstance(speaker, str) else None
-    if role is None:
-        raise ValueError(f"has a turn `from` {speaker!r}, which is none of {', '.join(_SHARE_GPT)}")
-    extra = {name: given[name] for name in ("train", "weight") if given.get(name) is not None}
-    return {"role": role, "content": given.get("value"), **extra}
-
-
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"
+def _tool(given: Any) -> ToolSchema:
+    if not isinstance(given, dict):
+        raise ValueError(f"has `tools` that are no list of objects but a list with {kind(given)}")
+    tool = given if given.get("function") else {"type": "function", "function": given}
+    function = tool["function"]
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise ValueError("has a tool without a name")
+    return tool

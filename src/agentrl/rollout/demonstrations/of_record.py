@@ -5,7 +5,6 @@ messages of a conversation are those of its last turn. A turn is trained in the 
 which it was generated; in later ones it is context.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from agentrl.rollout.agents.context_strategies import (
     take_out_last_turn,
 )
 from agentrl.rollout.chat import ChatRenderer, Entry, Message, ToolSchema
+from agentrl.rollout.demonstrations.messages import read_call
 from agentrl.rollout.groups.group_rules import turn_advantages
 from agentrl.rollout.tool_calls import MalformedCall
 
@@ -202,10 +202,4 @@ def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Mapping[str, Any]) -> ToolCall:
-    function = call.get("function", call)
-    arguments = function.get("arguments") or {}
-    if isinstance(arguments, str):
-        arguments = json.loads(arguments)
-    if not isinstance(arguments, dict) or not isinstance(function.get("name"), str):
-        raise ValueError("has a tool call without a name or with arguments that are no object")
-    return ToolCall(name=function["name"], arguments=arguments)
+    return ToolCall.model_validate(read_call(call)["function"])

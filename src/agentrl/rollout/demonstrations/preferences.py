@@ -1,13 +1,18 @@
-"""What a row of preferences says, in TRL's layouts.
+"""What a row of preferences says, in the layouts that people have.
 
-    {"prompt": [messages], "chosen": [messages], "rejected": [messages], "tools": [...]}
-    {"chosen": [messages], "rejected": [messages]}     both begin with the prompt
-    {"prompt": "text", "chosen": "text", "rejected": "text"}      without a chat template
-    {"chosen": "text", "rejected": "text"}             both begin with the prompt
+    {"prompt": [messages], "chosen": [messages], "rejected": [messages], "tools": [...]}   TRL's
+    {"chosen": [messages], "rejected": [messages]}             both begin with the prompt
+    {"prompt": "text", "chosen": "text", "rejected": "text"}   without a chat template
+    {"chosen": "text", "rejected": "text"}                     both begin with the prompt
+    {"question": "text", "system": "text", "chosen": "text", "rejected": "text"}    Intel's Orca
+    {"instruction": "text", "input": "text", "chosen": ..., "rejected": ...}    LLaMA-Factory's
+    {"conversations": [messages], "chosen": {message}, "rejected": {message}}   LLaMA-Factory's
 
-Trained of each answer is what `layouts` trains of a demonstration: what the assistant says.
+A text behind messages, or behind a question, is a message of the assistant. Trained of each answer
+is what `layouts` trains of a demonstration: what the assistant says.
 """
 
+import re
 from collections.abc import Mapping
 from itertools import takewhile
 from typing import Any
@@ -15,10 +20,22 @@ from typing import Any
 from agentrl.rollout.demonstrations.layouts import (
     Demonstration,
     PlainText,
-    read_demonstration,
+    is_answer,
+    its_fields,
+    read_answer,
+    refuse_unfollowed,
 )
+from agentrl.rollout.demonstrations.messages import kind, read_message
 
 LAYOUTS = "chosen and rejected, both as messages or both as texts, with or without prompt"
+_QUESTION = ("question", "instruction", "input")
+# The forms of a question: the texts of these fields, a line each.
+_QUESTIONS = (("question",), ("instruction",), ("instruction", "input"), ("input",))
+# What may stand beside two texts that begin with their prompt, and is no part of it.
+_ABOUT = re.compile(
+    "^(chosen|rejected|system.*|tools|functions|source|dataset|category|language|split|metadata)$"
+    "|(^|_)id$|_chosen$|_rejected$|^chosen_|^rejected_"
+)
 
 
 def read_preference(
@@ -28,41 +45,95 @@ def read_preference(
 
     Raises `ValueError` with one sentence that continues after the row's place.
     """
+    refuse_unfollowed(fields)
     chosen, rejected = fields.get("chosen"), fields.get("rejected")
-    for kind in (list, str):
-        if isinstance(chosen, kind) and isinstance(rejected, kind):
-            break
-    else:
-        raise ValueError(f"has not {LAYOUTS}; its fields are {', '.join(map(repr, fields))}")
-    prompt = fields.get("prompt")
-    # A text beside messages repeats what the messages begin with.
-    if not isinstance(prompt, kind):
-        prompt, chosen, rejected = _divided(chosen, rejected)
+    if not any(isinstance(chosen, one) and isinstance(rejected, one) for one in (list, str, dict)):
+        raise ValueError(f"has not {LAYOUTS}; {its_fields(fields)}")
+    if chosen == rejected:
+        raise ValueError("has a chosen and a rejected answer that are the same")
+    prompt = _prompt(fields, chosen)
+    if prompt is None:
+        prompt, chosen, rejected = _divided(chosen, rejected, fields.get("prompt"))
+    if not is_answer(prompt, chosen):
+        raise ValueError(f"has not {LAYOUTS}; {its_fields(fields)}")
     return (
         _answered(fields, prompt, chosen, "chosen"),
         _answered(fields, prompt, rejected, "rejected"),
     )
 
 
-def _divided(chosen: Any, rejected: Any) -> tuple[Any, Any, Any]:
-    """The prompt that both begin with, and the rest of each. Raises `ValueError` if there is none.
+def _prompt(fields: Mapping[str, Any], answer: Any) -> Any:
+    """The prompt that stands beside the answers; None if both begin with it."""
+    prompt = fields.get("prompt")
+    if isinstance(answer, dict) and prompt is None:
+        return next((fields[k] for k in ("conversations", "messages") if fields.get(k)), "")
+    if isinstance(answer, str) and prompt is None:
+        return _question(fields)
+    # A text beside messages repeats what the messages begin with.
+    return None if isinstance(answer, list) and not isinstance(prompt, list) else prompt
 
-    As in TRL, a space before a text's answer belongs to the answer.
+
+def _question(fields: Mapping[str, Any]) -> list[Any] | None:
+    """The user's question beside two texts, in a form that is known; None if there is none.
+
+    Without one, both texts begin with their prompt: then no other text may stand beside them, which
+    could be the question under a name that is not known.
+    """
+    named = tuple(name for name in _QUESTION if fields.get(name))
+    if named:
+        if named not in _QUESTIONS or not all(isinstance(fields[name], str) for name in named):
+            raise ValueError(f"has no `prompt`, and no form of a question; {its_fields(fields)}")
+        if fields.get("history"):
+            raise ValueError("has `history`, which is not read: write it in `prompt`, as messages")
+        return [{"role": "user", "content": "\n".join(fields[name] for name in named)}]
+    others = [
+        f"`{name}`"
+        for name, value in fields.items()
+        if value and isinstance(value, str | list | dict) and not _ABOUT.search(name)
+    ]
+    if others:
+        raise ValueError(
+            f"has no `prompt`, and {', '.join(others)}, of which nothing is known: if it is the "
+            "prompt, name it so, and else leave it out"
+        )
+    return None
+
+
+def _divided(chosen: Any, rejected: Any, prompt: Any) -> tuple[Any, Any, Any]:
+    """The prompt that both begin with, and the rest of each.
+
+    `prompt`: a text that repeats it, or None. As in TRL, a space before a text's answer belongs to
+    the answer. Raises `ValueError` if there is no common beginning, or another than `prompt`.
     """
     both = zip(chosen, rejected, strict=False)
     shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
     if isinstance(chosen, str) and chosen[:shared].endswith(" "):
         shared -= 1
+    if prompt and not _repeats(prompt, chosen[:shared]):
+        raise ValueError(
+            f"has `prompt` as {kind(prompt)} beside messages that do not begin with it: write it "
+            "as a list of messages"
+        )
     if not shared:
         raise ValueError("has no prompt, and `chosen` and `rejected` begin differently")
+    if shared == min(len(chosen), len(rejected)):
+        raise ValueError("has no prompt, and one of its answers is how the other begins")
     return chosen[:shared], chosen[shared:], rejected[shared:]
+
+
+def _repeats(prompt: Any, messages: list[Any]) -> bool:
+    """Whether a text is what a user says in `messages`, or has it in it."""
+    read = [read_message(number, one).message for number, one in enumerate(messages, start=1)]
+    asked = [one["content"].strip() for one in read if one["role"] == "user"]
+    return isinstance(prompt, str) and any(
+        text and (text in prompt or prompt.strip() in text) for text in asked
+    )
 
 
 def _answered(
     fields: Mapping[str, Any], prompt: Any, answer: Any, name: str
 ) -> Demonstration | PlainText:
-    tools = {key: fields[key] for key in ("tools", "functions") if key in fields}
     try:
-        return read_demonstration({"prompt": prompt, "completion": answer, **tools})
+        return read_answer(prompt, answer, fields)
     except ValueError as error:
         raise ValueError(f"in `{name}`: {error}") from None

@@ -8,13 +8,14 @@ import json
 import multiprocessing
 import os
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from agentrl.databases.pair_tree import pair_tree
 from agentrl.databases.task_file.file_rows import Row, UnreadableFile, read_rows
@@ -31,14 +32,21 @@ from agentrl.rollout.demonstrations.layouts import (
 from agentrl.rollout.demonstrations.preferences import read_preference
 from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_tree
 
-_FORMAT = "1"  # of the trees: a change makes all files be prepared anew
+_FORMAT = "2"  # of the trees: a change makes all files be prepared anew
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _CHUNK = 64  # rows that a worker takes at once
 _ALONE = 512  # rows that are sooner prepared than processes are started
 
 
-# What a row became: its place, and its tree or why it has none.
-MadeRow = tuple[str, TokenTree | str]
+class MadeRow(NamedTuple):
+    """What a row became: its place, and its tree or why it has none.
+
+    `unread`: fields of its messages that hold something and are not read.
+    """
+
+    place: str
+    made: TokenTree | str
+    unread: frozenset[str] = frozenset()
 
 
 class UnusableRows(ValueError):
@@ -47,10 +55,15 @@ class UnusableRows(ValueError):
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """Rows in `folder`. `left_out`: why rows are not among them, by their places in the file."""
+    """Rows in `folder`.
+
+    left_out: why rows are not among them, by their places in the file
+    unread: in how many of them messages have a field that is not read, by the field's name
+    """
 
     folder: Path
     left_out: Mapping[str, str]
+    unread: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -113,12 +126,14 @@ def keep_rows(
     if (known := _known(folder, notes)) is not None:
         return known
     left_out: dict[str, str] = {}
+    unread: Counter[str] = Counter()
 
     def trees() -> Iterator[tuple[str, TokenTree]]:
-        for seen, (place, row) in enumerate(made(), start=1):
+        for seen, (place, row, fields) in enumerate(made(), start=1):
             if isinstance(row, str):
                 left_out[place] = row
             else:
+                unread.update(fields)
                 yield place, row
             report(seen)
 
@@ -128,8 +143,9 @@ def keep_rows(
     if not n_rows:
         first = next((f"; {place} {why}" for place, why in left_out.items()), "")
         raise UnusableRows(f"{source}: none of its {len(left_out)} rows can be trained{first}")
-    notes.write_text(json.dumps(left_out, ensure_ascii=False, indent=1), encoding="utf-8")
-    return PreparedRows(folder, left_out)
+    told = {"left_out": left_out, "unread": unread}
+    notes.write_text(json.dumps(told, ensure_ascii=False, indent=1), encoding="utf-8")
+    return PreparedRows(folder, left_out, unread)
 
 
 def refuse_longer(tree: TokenTree, longest: int) -> None:
@@ -143,8 +159,11 @@ def _known(folder: Path, notes: Path) -> PreparedRows | None:
     """The rows that were made before; None if they were not, or not to the end."""
     try:
         TreeFile(folder)
-        return PreparedRows(folder, json.loads(notes.read_text(encoding="utf-8")))
+        told = json.loads(notes.read_text(encoding="utf-8"))
+        return PreparedRows(folder, told["left_out"], told["unread"])
     except (OSError, ValueError, TreeFileError):
+        return None
+    except KeyError:  # notes of an earlier version, which had only the rows that are left out
         return None
 
 
@@ -189,13 +208,13 @@ def _held_make(row: Row) -> MadeRow:
 def _make(maker: "_Maker", file: Path, row: Row) -> MadeRow:
     place = row.place_in(file)
     if row.problem is not None:
-        return place, row.problem
+        return MadeRow(place, row.problem)
     try:
-        return place, maker.tree(row.fields)
+        return MadeRow(place, *maker.tree(row.fields))
     except UnusableRows:
         raise  # it is not the row
     except ValueError as error:
-        return place, str(error)
+        return MadeRow(place, str(error))
 
 
 class _Maker:
@@ -206,12 +225,17 @@ class _Maker:
         self._renderer: ChatRenderer | None = None
         self._tokenizer: Any = None
 
-    def tree(self, fields: Mapping[str, Any]) -> TokenTree:
-        """The tree of a row. Raises `ValueError` with one sentence."""
+    def tree(self, fields: Mapping[str, Any]) -> tuple[TokenTree, frozenset[str]]:
+        """The tree of a row, and the fields of its messages that are not read.
+
+        Raises `ValueError` with one sentence.
+        """
         if self._preparation.pairs:
             chosen, rejected = read_preference(fields)
-            return pair_tree(self._tree(chosen), self._tree(rejected))
-        return self._tree(read_demonstration(fields))
+            tree = pair_tree(self._tree(chosen), self._tree(rejected))
+            return tree, chosen.unread | rejected.unread
+        shown = read_demonstration(fields)
+        return self._tree(shown), shown.unread
 
     def _tree(self, shown: Demonstration | PlainText) -> TokenTree:
         if isinstance(shown, PlainText):
