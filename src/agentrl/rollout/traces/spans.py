@@ -69,7 +69,7 @@ class Spans:
         the request as it was.
         """
         traces = request.resource_spans[0].scope_spans
-        made = traces.add(schema_url=names.SCHEMA)
+        made: ScopeSpans = traces.add(schema_url=names.SCHEMA)
         made.scope.name, made.scope.version = "agentrl", __version__
         try:
             _Trace(self._run, self._model, ended, made.spans).make()
