@@ -86,6 +86,18 @@ def test_checks_are_chosen_by_name_or_by_what_it_begins_with() -> None:
         select(["atten"], CHECKS)
 
 
+def spoilt(function: str, folder: Path) -> str | None:
+    """What a check says of code that is spoilt, with its stand-in."""
+    found = run_check(Check(function, "", f"spoilt_checks:{function}", 0), "cpu", 0, folder, 110.0)
+    assert found.status == "failed", found.line
+    return found.error
+
+
+def test_staging_fails_if_the_optimizer_does_not_wait_for_the_copy(tmp_path: Path) -> None:
+    error = spoilt("staging", tmp_path / "spoilt")
+    assert error is not None and "the optimizer waited 0.000 s" in error
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_without_a_gpu_every_check_passes_with_its_stand_in(
