@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -96,6 +97,11 @@ def spoilt(function: str, folder: Path) -> str | None:
 def test_staging_fails_if_the_optimizer_does_not_wait_for_the_copy(tmp_path: Path) -> None:
     error = spoilt("staging", tmp_path / "spoilt")
     assert error is not None and "the optimizer waited 0.000 s" in error
+
+
+def test_an_update_fails_if_the_service_loads_nothing(tmp_path: Path) -> None:
+    error = spoilt("update", tmp_path / "spoilt")
+    assert error is not None and re.search(r"disk: .* nats.*distributed: .* nats", error)
 
 
 @pytest.mark.slow
