@@ -1,0 +1,111 @@
+"""Adapters on models of experts: what is adapted, trained and published."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from model_families import write_family
+from safetensors.torch import load_file
+from tiny import linear_rows, sequences_of, write_tiny_folder
+from torch import Tensor
+from transformers import AutoModelForCausalLM, FalconH1Config, PreTrainedModel
+
+from agentrl.configs import (
+    ComputeConfig,
+    LearnerConfig,
+    LoraConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+)
+from agentrl.training.model.loading import empty_model
+from agentrl.training.model.lora import add_adapter
+from agentrl.training.model.model_folder import load_tokenizer, save_model_folder
+from agentrl.training.model.weight_gathering import WeightGatherer
+from agentrl.training.model.written_form import written_form
+from agentrl.training.parallel import make_mesh
+from agentrl.training.step.learner import Learner
+
+IDS = torch.arange(2, 30)[None]
+ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
+DENSE = {"gate_proj", "up_proj", "down_proj"}  # of layers without experts, and shared experts
+ADAPTED = {
+    "qwen3_moe": ATTENTION,
+    "gpt_oss": ATTENTION,
+    "glm4_moe": ATTENTION | DENSE,
+    "deepseek_v3": DENSE | {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
+}
+
+
+def make_learner(folder: Path, *, bf16: bool = False) -> Learner:
+    """A learner with an adapter, made as the trainer makes it."""
+    config = ModelConfig(str(folder), attention_implementation="eager")
+    model = empty_model(config)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        add_adapter(
+            model,
+            LoraConfig(lora_rank=4),
+            frozen_dtype=torch.bfloat16 if bf16 else torch.float32,
+        )
+    return Learner(
+        model,
+        make_mesh(Accelerator(cpu=True)),
+        LearnerConfig(
+            ComputeConfig(bf16=bf16, micro_batch_tokens=96),
+            LossConfig(),
+            OptimizerConfig(learning_rate=1e-2),
+            model=config,
+        ),
+        2,
+    )
+
+
+def published(learner: Learner, dtype: torch.dtype) -> dict[str, Tensor]:
+    form = written_form(learner.model)
+    return WeightGatherer(learner.model, form, dtype).stage().gather()
+
+
+def logits(model: torch.nn.Module) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model.eval()(input_ids=IDS, use_cache=False).logits
+    return found
+
+
+def adapted(model: torch.nn.Module) -> set[str]:
+    """The last parts of the names of adapted layers."""
+    names = [name.partition(".lora_A") for name, _ in model.named_parameters()]
+    return {layer.rpartition(".")[2] for layer, found, _ in names if found}
+
+
+@pytest.mark.parametrize("family", ADAPTED)
+def test_with_experts_all_linear_layers_are_trained_and_published_and_no_expert_or_router(
+    family: str, tmp_path: Path
+) -> None:
+    base = write_family(family, tmp_path / "base")
+    learner = make_learner(base)
+    assert adapted(learner.model) == ADAPTED[family]
+    learner.step([sequences_of(row) for row in linear_rows(4)])
+    weights, start = published(learner, torch.float32), load_file(base / "model.safetensors")
+    changed = {n for n, weight in weights.items() if not torch.equal(weight, start[n].float())}
+    assert {name.split(".")[-2] for name in changed} == ADAPTED[family]
+    assert not any(".experts." in name for name in changed)
+    tokenizer = load_tokenizer(str(write_tiny_folder(tmp_path / "tokenizer")))
+    save_model_folder(
+        written_form(learner.model), tokenizer, weights, tmp_path / "out", torch.float32
+    )
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", attn_implementation="eager")
+    torch.testing.assert_close(logits(loaded), logits(learner.model), atol=1e-4, rtol=1e-4)
+
+
+def test_layers_whose_weights_a_kernel_reads_are_not_adapted() -> None:
+    config = FalconH1Config(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=64,
+    )  # fmt: skip
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+    add_adapter(model, LoraConfig(lora_rank=4), frozen_dtype=torch.float32)
+    assert adapted(model) == ATTENTION | DENSE | {"in_proj"}
