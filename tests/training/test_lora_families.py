@@ -1,12 +1,15 @@
-"""Adapters on models of experts: what is adapted, trained and published."""
+"""Adapters on families of models: what is adapted, trained, published and exported."""
 
+import math
 import warnings
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
-from model_families import write_family
+from model_families import FAMILIES, beside, write_family
 from safetensors.torch import load_file
 from tiny import linear_rows, sequences_of, write_tiny_folder
 from torch import Tensor
@@ -20,6 +23,9 @@ from agentrl.configs import (
     ModelConfig,
     OptimizerConfig,
 )
+from agentrl.training.checkpoint.layout import TrainerState, checkpoint_path
+from agentrl.training.checkpoint.save import CheckpointSaver
+from agentrl.training.model.export import export_checkpoint
 from agentrl.training.model.loading import empty_model
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.model.model_folder import load_tokenizer, save_model_folder
@@ -28,6 +34,7 @@ from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
 from agentrl.training.step.learner import Learner
 
+LORA = LoraConfig(lora_rank=4)
 IDS = torch.arange(2, 30)[None]
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 DENSE = {"gate_proj", "up_proj", "down_proj"}  # of layers without experts, and shared experts
@@ -48,8 +55,9 @@ def make_learner(folder: Path, *, bf16: bool = False) -> Learner:
         warnings.simplefilter("error")
         add_adapter(
             model,
-            LoraConfig(lora_rank=4),
+            LORA,
             frozen_dtype=torch.bfloat16 if bf16 else torch.float32,
+            float32=written_form(model).float32,
         )
     return Learner(
         model,
@@ -81,6 +89,16 @@ def adapted(model: torch.nn.Module) -> set[str]:
     return {layer.rpartition(".")[2] for layer, found, _ in names if found}
 
 
+def same(weight: Tensor, expected: Tensor) -> bool:
+    """Bit by bit, in the same dtype."""
+    return weight.dtype == expected.dtype and torch.equal(weight, expected)
+
+
+def check_same(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert weights.keys() == expected.keys()
+    assert [name for name in expected if not same(weights[name], expected[name])] == []
+
+
 @pytest.mark.parametrize("family", ADAPTED)
 def test_with_experts_all_linear_layers_are_trained_and_published_and_no_expert_or_router(
     family: str, tmp_path: Path
@@ -101,11 +119,42 @@ def test_with_experts_all_linear_layers_are_trained_and_published_and_no_expert_
     torch.testing.assert_close(logits(loaded), logits(learner.model), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_before_a_step_what_is_published_and_exported_in_bfloat16_is_the_start_folder(
+    family: str, tmp_path: Path
+) -> None:
+    base = write_family(family, tmp_path / "base")
+    load_tokenizer(str(write_tiny_folder(tmp_path / "tokenizer"))).save_pretrained(base)
+    stored = load_file(base / "model.safetensors")
+    learner = make_learner(base, bf16=True)
+    weights = published(learner, torch.bfloat16)
+    check_same(
+        weights, {name: stored[name] for name in stored.keys() - beside(family, set(stored))}
+    )
+    saver = CheckpointSaver(tmp_path, None, hold=lambda: None)
+    config = {"model": {"model_name_or_path": str(base)}, "lora": asdict(LORA)}
+    saver.save(learner, TrainerState(1, 1, "run", config, fence=1, processes=1))
+    saver.close()
+    dist.destroy_process_group()
+    export_checkpoint(checkpoint_path(tmp_path, 1), base, tmp_path / "out")
+    exported = [load_file(file) for file in (tmp_path / "out").glob("*.safetensors")]
+    check_same({name: value for part in exported for name, value in part.items()}, stored)
+
+
+def test_a_float32_weight_trains_beside_frozen_bfloat16(tmp_path: Path) -> None:
+    base = write_family("qwen3_5", tmp_path / "base")
+    learner = make_learner(base, bf16=True)
+    assert math.isfinite(learner.step([sequences_of(row) for row in linear_rows(4)]).loss)
+    weights, stored = published(learner, torch.bfloat16), load_file(base / "model.safetensors")
+    changed = {n.split(".")[-2] for n, weight in weights.items() if not same(weight, stored[n])}
+    assert changed == adapted(learner.model)
+
+
 def test_layers_whose_weights_a_kernel_reads_are_not_adapted() -> None:
     config = FalconH1Config(
         hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, vocab_size=64,
     )  # fmt: skip
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
-    add_adapter(model, LoraConfig(lora_rank=4), frozen_dtype=torch.float32)
+    add_adapter(model, LORA, frozen_dtype=torch.float32)
     assert adapted(model) == ATTENTION | DENSE | {"in_proj"}

@@ -192,7 +192,12 @@ class Trainer:
         mesh = make_mesh(self._accelerator, config.parallel)
         if config.lora.lora_rank:
             # Frozen weights need no master weights.
-            add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
+            add_adapter(
+                model,
+                config.lora,
+                frozen_dtype=self._published_dtype,
+                float32=self._written_form.float32,
+            )
         self._learner = Learner(
             model,
             mesh,

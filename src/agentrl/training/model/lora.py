@@ -9,7 +9,7 @@ Not in here: where weights come from (`loading`) and the model's folders (`model
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -30,12 +30,19 @@ ALL_LINEAR = "all-linear"
 _OF_STATE_SPACE = {"x_proj", "dt_proj", "out_proj"}
 
 
-def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: torch.dtype) -> None:
+def add_adapter(
+    model: PreTrainedModel,
+    config: LoraConfig,
+    *,
+    frozen_dtype: torch.dtype,
+    float32: Collection[str] = (),
+) -> None:
     """Add an adapter to `model` in place, and freeze all other weights in `frozen_dtype`.
 
-    Call it before sharding. A is drawn from torch's generator and B is 0, so that the model's
-    output does not change. Raises `ConfigError` if a name of `--lora_target_modules` is that of no
-    linear layer, or of a head whose weight is the embedding's too.
+    `float32`: names of weights that stay in float32. Call it before sharding. A is drawn from
+    torch's generator and B is 0, so that the model's output does not change. Raises `ConfigError`
+    if a name of `--lora_target_modules` is that of no linear layer, or of a head whose weight is
+    the embedding's too.
     """
     # Imported here: PEFT takes 0.4 s to load, and most runs have no adapter.
     from peft import LoraConfig as PeftConfig
@@ -52,9 +59,10 @@ def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: tor
         adapted.lora_A.float()
         adapted.lora_B.float()
         model.set_submodule(name, adapted)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            parameter.data = parameter.data.to(frozen_dtype)
+            dtype = torch.float32 if base_name(name) in float32 else frozen_dtype
+            parameter.data = parameter.data.to(dtype)
 
 
 def has_adapter(model: nn.Module) -> bool:
