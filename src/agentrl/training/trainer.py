@@ -77,7 +77,11 @@ from agentrl.training.run.coordinator import HeldRun, RunCoordinator
 from agentrl.training.run.drain import Drain, StepLeft
 from agentrl.training.run.finite_steps import FiniteSteps, GradientKeepsFailing
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
-from agentrl.training.run.publication import TensorsSkipped, make_publication
+from agentrl.training.run.publication import (
+    TensorsSkipped,
+    clear_unfinished_weights,
+    make_publication,
+)
 from agentrl.training.run.startup import (
     check_input,
     check_same_flags,
@@ -438,6 +442,7 @@ class Trainer:
         assert self._coordinator is not None
         version = self._background.run(self._coordinator.start(self._step))
         clear_unfinished(self._output)
+        clear_unfinished_weights(self._output)
         supersede_others(self._output, self._step, self._coordinator.starts)
         return version
 
