@@ -1,6 +1,5 @@
 """Adapters on families of models: what is adapted, trained, published and exported."""
 
-import math
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +12,7 @@ from model_families import FAMILIES, beside, write_family
 from safetensors.torch import load_file
 from tiny import linear_rows, sequences_of, write_tiny_folder
 from torch import Tensor
+from trainer_run import Run
 from transformers import AutoModelForCausalLM, FalconH1Config, PreTrainedModel
 
 from agentrl.configs import (
@@ -33,6 +33,7 @@ from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import make_mesh
 from agentrl.training.step.learner import Learner
+from agentrl.training.trainer import main
 
 LORA = LoraConfig(lora_rank=4)
 IDS = torch.arange(2, 30)[None]
@@ -42,6 +43,9 @@ ADAPTED = {
     "qwen3_moe": ATTENTION,
     "gpt_oss": ATTENTION,
     "glm4_moe": ATTENTION | DENSE,
+    "qwen3_5": ATTENTION
+    | DENSE
+    | {"in_proj_a", "in_proj_b", "in_proj_qkv", "in_proj_z", "out_proj"},
     "deepseek_v3": DENSE | {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj"},
 }
 
@@ -100,7 +104,7 @@ def check_same(weights: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("family", ADAPTED)
-def test_with_experts_all_linear_layers_are_trained_and_published_and_no_expert_or_router(
+def test_all_linear_layers_are_trained_and_published_and_no_expert_or_router(
     family: str, tmp_path: Path
 ) -> None:
     base = write_family(family, tmp_path / "base")
@@ -141,13 +145,21 @@ def test_before_a_step_what_is_published_and_exported_in_bfloat16_is_the_start_f
     check_same({name: value for part in exported for name, value in part.items()}, stored)
 
 
-def test_a_float32_weight_trains_beside_frozen_bfloat16(tmp_path: Path) -> None:
-    base = write_family("qwen3_5", tmp_path / "base")
-    learner = make_learner(base, bf16=True)
-    assert math.isfinite(learner.step([sequences_of(row) for row in linear_rows(4)]).loss)
-    weights, stored = published(learner, torch.bfloat16), load_file(base / "model.safetensors")
-    changed = {n.split(".")[-2] for n, weight in weights.items() if not same(weight, stored[n])}
-    assert changed == adapted(learner.model)
+def test_a_run_trains_and_publishes_float32_weights_beside_frozen_bfloat16(
+    run: Run, tmp_path: Path
+) -> None:
+    run.model = write_family("qwen3_5", tmp_path / "base")
+    load_tokenizer(str(write_tiny_folder(tmp_path / "tokenizer"))).save_pretrained(run.model)
+    run.add(linear_rows(4))
+    flags = ["--enable_sampling", "false", "--max_steps", "1", "--lora_rank", "4", "--bf16"]
+    assert main(run.flags(*flags)) == 0
+    stored = load_file(run.model / "model.safetensors")
+    for version, changed in (("v0", set[str]()), ("v1", ADAPTED["qwen3_5"])):
+        weights: dict[str, Tensor] = {}
+        for file in (run.output / "weights" / version).glob("*.safetensors"):
+            weights |= load_file(file)
+        others = {name for name in stored if not same(weights[name], stored[name])}
+        assert {name.split(".")[-2] for name in others} == changed
 
 
 def test_layers_whose_weights_a_kernel_reads_are_not_adapted() -> None:
