@@ -13,7 +13,14 @@ from safetensors.torch import load_file
 from tiny import linear_rows, sequences_of, write_tiny_folder
 from torch import Tensor
 from trainer_run import Run
-from transformers import AutoModelForCausalLM, FalconH1Config, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    FalconH1Config,
+    PhimoeConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from agentrl.configs import (
     ComputeConfig,
@@ -162,11 +169,35 @@ def test_a_run_trains_and_publishes_float32_weights_beside_frozen_bfloat16(
         assert {name.split(".")[-2] for name in others} == changed
 
 
-def test_layers_whose_weights_a_kernel_reads_are_not_adapted() -> None:
-    config = FalconH1Config(
-        hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=64,
-    )  # fmt: skip
+SIZES = {
+    "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "layers"),
+    [
+        pytest.param(
+            FalconH1Config(**SIZES, intermediate_size=48, num_key_value_heads=2),
+            ATTENTION | DENSE | {"in_proj"},
+            id="a kernel reads the weights of others",
+        ),
+        pytest.param(
+            PhimoeConfig(**SIZES, intermediate_size=48, num_key_value_heads=2),
+            ATTENTION,
+            id="a router is a subclass of a linear layer",
+        ),
+        pytest.param(
+            FalconConfig(**SIZES),
+            {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"},
+            id="linear layers of a subclass",
+        ),
+    ],
+)
+def test_layers_are_adapted_that_compute_a_product_and_nothing_else(
+    config: PreTrainedConfig, layers: set[str]
+) -> None:
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     add_adapter(model, LORA, frozen_dtype=torch.float32)
-    assert adapted(model) == ATTENTION | DENSE | {"in_proj"}
+    assert adapted(model) == layers
+    logits(model)

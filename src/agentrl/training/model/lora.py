@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _ADAPTER = "default"  # PEFT's name of the one that there is
 _A, _B, _BASE = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight", ".base_layer."
 ALL_LINEAR = "all-linear"
+_LINEAR = {"Linear", "FalconLinear"}  # and no subclass that computes something else, as routers do
 _OF_STATE_SPACE = {"x_proj", "dt_proj", "out_proj"}
 
 
@@ -184,12 +185,13 @@ def _layers_to_adapt(model: PreTrainedModel, targets: str) -> dict[str, nn.Linea
 def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
     """The layers that a forward pass calls as `y = W x + b`, by their names.
 
-    A router that is a subclass returns more than that, and a state space (Mamba) hands the weights
-    of some layers to its kernel.
+    A state space (Mamba) hands the weights of some layers to its kernel and does not call them.
     """
     return {
         f"{name}.{child}" if name else child: layer
         for name, module in model.named_modules()
         for child, layer in module.named_children()
-        if type(layer) is nn.Linear and not (hasattr(module, "D") and child in _OF_STATE_SPACE)
+        if isinstance(layer, nn.Linear)
+        and type(layer).__name__ in _LINEAR
+        and not (hasattr(module, "D") and child in _OF_STATE_SPACE)
     }
