@@ -72,8 +72,10 @@ def arrangements(processes: int, *, experts: bool) -> dict[str, ParallelConfig]:
     return found
 
 
-def random_model(*, experts: bool, large: bool, seed: int = 0) -> PreTrainedModel:
-    """The same weights in every process."""
+def random_model(
+    *, experts: bool, large: bool, seed: int = 0, tied: bool = True
+) -> PreTrainedModel:
+    """The same weights in every process. `tied`: without experts the head is the embedding too."""
     torch.manual_seed(seed)
     sizes = (
         {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 28,
@@ -85,7 +87,7 @@ def random_model(*, experts: bool, large: bool, seed: int = 0) -> PreTrainedMode
               "vocab_size": 2048}
     )  # fmt: skip
     if not experts:
-        config = Qwen3Config(**sizes, tie_word_embeddings=True)
+        config = Qwen3Config(**sizes, tie_word_embeddings=tied)
     else:
         inner = sizes["intermediate_size"] // 4
         config = Qwen3MoeConfig(

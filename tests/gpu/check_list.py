@@ -15,7 +15,7 @@ class Check:
     name: str
     shows: str  # in words, for `--list`
     function: str  # `module:function`, which takes a `Machine` and `Figures` and raises if it fails
-    limit_s: float  # from start to end; a check that takes longer has failed
+    limit_s: float  # from start to end, on a GPU; a check that takes longer has timed out
     gpus: int = 1  # that it needs; on a CPU its stand-in runs without
     environment: Mapping[str, str] = field(default_factory=dict)
 

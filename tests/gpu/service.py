@@ -1,5 +1,6 @@
 """The inference service of a check: a model's folder, and `agentrl serve` as a user starts it."""
 
+import math
 import os
 import shlex
 import signal
@@ -16,15 +17,16 @@ from dtensor_bench import random_model
 from machine import Machine, NotHere
 from ports import free_port
 from service_ready import wait_until_ready
+from torch import nn
 from transformers import AutoTokenizer
 
 from agentrl.launcher.deployment import SGLANG_OF_SETUP, SGLANG_PYTHON
 
 ROOT = Path(__file__).parents[2]
-# A random model is near to the same distribution everywhere. With these it has preferences, as a
-# trained one has: its logits have a deviation of some 2.5.
-_SHARPER = 4.0
-_START_S = {True: 150.0, False: 300.0}  # on a GPU, and in the stand-in
+# A random model is near to the same distribution everywhere. This standard deviation of its logits
+# gives it preferences, as a trained one has.
+_PREFERENCE = 2.5
+_START_S = {True: 150.0, False: 1200.0}  # on a GPU, and in the stand-in
 _MEMORY = 0.3  # of a GPU, for weights and cache
 
 
@@ -42,10 +44,18 @@ class Service:
 
 
 def write_model(machine: Machine, name: str, seed: int) -> Path:
-    """Write a random Qwen3 in bfloat16: 0.6B on a GPU, 2M in the stand-in."""
+    """Write a random Qwen3 in bfloat16: 0.6B on a GPU, 2M in the stand-in.
+
+    Seeds give models that are far apart: its head is no copy of the embedding, with which any model
+    would repeat its last token, and its norms have values.
+    """
     folder = machine.folder / name
-    model = random_model(experts=False, large=machine.on_gpu, seed=seed)
-    model.get_input_embeddings().weight.data *= _SHARPER  # tied to the head
+    model = random_model(experts=False, large=machine.on_gpu, seed=seed, tied=False)
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            nn.init.uniform_(parameter, 0.5, 1.5)
+    hidden = model.config.hidden_size
+    nn.init.normal_(model.get_output_embeddings().weight, std=_PREFERENCE / math.sqrt(hidden))
     model.to(torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(ROOT / "assets" / "demo" / "model").save_pretrained(folder)
     return folder
@@ -93,7 +103,7 @@ def serving(machine: Machine, folder: Path) -> Iterator[Service]:
         yield Service(url, psutil.Process(process.pid))
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(timeout=30)
+        process.wait(timeout=_START_S[machine.on_gpu])
 
 
 def _engine_flags(machine: Machine) -> list[str]:

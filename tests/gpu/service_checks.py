@@ -31,6 +31,7 @@ from agentrl.training.step.learner import Learner
 
 _GIB = 2**30
 _NEAR = 0.1  # nats between a service's logprob in bfloat16 and a plain forward's in float32
+_APART = 10 * _NEAR  # at least, between what two sets of weights say of the same tokens
 _MISMATCH = 0.015  # prime-rl's bound for the KL divergence between service and trainer
 
 
@@ -49,6 +50,7 @@ async def _updates(
     """Update the service by each way; what is wrong afterwards."""
     wrong = []
     async with engine_at(service.url) as engine:
+        await _require_apart(machine, figures, engine, folders)
         for version, way in enumerate(("disk", "tensor", "distributed"), 1):
             folder = folders[version % 2]
             tensors = dict(sorted(load_file(folder / "model.safetensors").items()))
@@ -72,6 +74,20 @@ async def _updates(
             if not distance <= _NEAR:
                 wrong.append(f"{way}: logprobs are {distance:.2g} nats from those of the weights")
     return wrong
+
+
+async def _require_apart(
+    machine: Machine, figures: Figures, engine: Engine, folders: list[Path]
+) -> None:
+    """Before any update: weights that are not those of the service are told from them."""
+    made = await engine.generate(ask(range(5, 25), 16))
+    own, other = (_distance(machine, folder, made) for folder in folders)
+    figures.add(start_nats=round(own, 4), apart_nats=round(other, 4))
+    require(own <= _NEAR, f"logprobs are {own:.2g} nats from those of the weights it started with")
+    require(
+        other > _APART,
+        f"the two sets of weights are {other:.2g} nats apart, too near to tell which are served",
+    )
 
 
 def _distance(machine: Machine, folder: Path, made: Generation) -> float:

@@ -4,7 +4,11 @@ What comes back is compared bit for bit with what it was.
 """
 
 import math
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from dtensor_bench import make_rows
@@ -16,7 +20,7 @@ from training_checks import make_model
 from agentrl.configs import ComputeConfig, LearnerConfig, LossConfig, OptimizerConfig
 from agentrl.training.checkpoint.layout import TrainerState, list_checkpoints
 from agentrl.training.checkpoint.save import CheckpointSaver, load_checkpoint
-from agentrl.training.model.weight_gathering import WeightGatherer
+from agentrl.training.model.weight_gathering import StagedWeights, WeightGatherer
 from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel.held_parts import local_part
 from agentrl.training.step.learner import Learner
@@ -24,6 +28,7 @@ from agentrl.training.step.learner import Learner
 _GIB = 2**30
 _LEFT = 0.02  # of the state's memory, on the device when it is away
 _ROUNDS = 2  # the first one makes the host's memory
+_LATE_S = 0.3  # by which a copy begins after the optimizer would change the weights
 
 
 class _Trainer:
@@ -66,25 +71,41 @@ def staging(machine: Machine, figures: Figures) -> None:
     """Weights that are published while the next step changes them are those before it."""
     trainer = _Trainer(machine)
     trainer.step()
+    at_optimizer = threading.Event()
+    # Registered before the gatherer's own hook, which waits for the copy.
+    trainer.learner.optimizer.register_step_pre_hook(lambda *_: at_optimizer.set())
     gatherer = WeightGatherer(
         trainer.learner.model, trainer.form, torch.bfloat16, trainer.learner.optimizer,
         sent_by_gpu=machine.on_gpu,
     )  # fmt: skip
     for _ in range(_ROUNDS):
-        expected = trainer.weights()
+        copied = []
         began = time.perf_counter()
         staged = gatherer.stage()
         begun_s = time.perf_counter() - began
-        staged.copied.result()
-        copied_s = time.perf_counter() - began
+        staged.copied.add_done_callback(lambda _, c=copied: c.append(time.perf_counter()))
         trainer.step()
         published = staged.gather()
+        copied_s = copied[0] - began
     size = sum(tensor.nbytes for tensor in published.values())
     figures.add(
         gb=round(size / 1e9, 3), begun_s=round(begun_s, 4), copied_s=round(copied_s, 3),
         copied_gb_per_s=round(size / 1e9 / copied_s, 2),
         optimizer_waited_s=round(gatherer.waited_seconds(), 3),
     )  # fmt: skip
+    # Once more, so that the copy and the update would meet if nothing kept them apart.
+    expected = trainer.weights()
+    at_optimizer.clear()
+    with _late_copies(at_optimizer):
+        staged = gatherer.stage()
+        trainer.step()
+        published = staged.gather()
+    waited_s = gatherer.waited_seconds()
+    figures.add(optimizer_waited_for_late_copy_s=round(waited_s, 3))
+    require(
+        waited_s > _LATE_S / 2,
+        f"the optimizer waited {waited_s:.3f} s for a copy that began {_LATE_S:g} s after it came",
+    )
     now = trainer.weights()
     shared = [name for name in published if name in expected]
     require(len(shared) > 10, f"only {len(shared)} of the published tensors have the model's names")
@@ -97,6 +118,23 @@ def staging(machine: Machine, figures: Figures) -> None:
             all(tensor.is_pinned() for tensor in published.values()),
             "what a GPU sends to services is not pinned",
         )
+
+
+@contextmanager
+def _late_copies(at_optimizer: threading.Event) -> Iterator[None]:
+    """Within the block copies begin a while after the optimizer would change the weights."""
+    copy = StagedWeights._copy
+
+    def copy_late(self: StagedWeights, *args: Any) -> None:
+        at_optimizer.wait()
+        time.sleep(_LATE_S)
+        copy(self, *args)
+
+    StagedWeights._copy = copy_late  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        StagedWeights._copy = copy  # type: ignore[method-assign]
 
 
 def offload(machine: Machine, figures: Figures) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from model_families import write_family
 
 from agentrl.cli import main
 from agentrl.configs import ConfigError
@@ -33,6 +34,15 @@ def test_a_plan_is_printed_with_its_flags_and_starts_nothing(
     assert "126 rows, 21 for each of 6 data-parallel rank(s) · no multiple of --num_gen" in said
     assert main(["plan", *model]) == 2
     assert "describe some with --gpus 8x80" in capsys.readouterr().err
+
+
+def test_an_adapter_is_planned_for_a_model_of_experts(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = ["--model_name_or_path", str(write_family("qwen3_moe", tmp_path / "model"))]
+    assert main(["plan", "--gpus", "8x24", *model, "--lora_rank", "4"]) == 0
+    said = capsys.readouterr()
+    assert "train: GPUs" in " ".join(said.out.split()) and "Warning" not in said.err
 
 
 def test_a_launch_that_does_not_fit_is_refused_before_anything_is_made(

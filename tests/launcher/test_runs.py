@@ -53,7 +53,8 @@ def make_run(
         (checkpoint / file).write_text("x")
     state = {"step": step, "processes": processes, "config": {}}
     (checkpoint / "trainer_state.json").write_text(json.dumps(state))
-    (folder / "weights" / "v0").mkdir(parents=True)
+    for name in ("v0", "v1.partial", "probe-0123abcd"):  # with what a crash has left
+        (folder / "weights" / name).mkdir(parents=True)
     return folder
 
 

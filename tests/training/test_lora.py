@@ -129,11 +129,37 @@ def test_a_checkpoint_holds_the_adapter_only_and_training_goes_on_from_it(tmp_pa
     assert train(again) == expected
 
 
-@pytest.mark.parametrize("targets", ["nothing_proj", "embed_tokens", "q_proj,embed_tokens"])
-def test_target_modules_that_cannot_be_adapted_are_refused(targets: str) -> None:
+@pytest.mark.parametrize(
+    ("targets", "wrong"),
+    [
+        ("nothing_proj", "nothing_proj"),
+        ("embed_tokens", "embed_tokens"),
+        ("q_proj,embed_tokens", "embed_tokens"),
+        ("q_proj,v_prj,roj", "v_prj or roj"),
+        ("", "''"),
+    ],
+)
+def test_target_modules_that_cannot_be_adapted_are_refused(targets: str, wrong: str) -> None:
     config = LoraConfig(lora_rank=4, lora_target_modules=targets)
-    with pytest.raises(ConfigError, match=r"--lora_target_modules .*give all-linear, or .*q_proj"):
+    said = (
+        rf"--lora_target_modules {targets}: this model has no linear layer {wrong} that can be "
+        "adapted; give all-linear, or some of down_proj, gate_proj, k_proj, o_proj, q_proj, "
+        "up_proj, v_proj$"
+    )
+    with pytest.raises(ConfigError, match=said):
         add_adapter(tiny_model(), config, frozen_dtype=torch.float32)
+
+
+def test_target_modules_are_named_as_far_as_they_are_told_apart() -> None:
+    model = tiny_model()
+    config = LoraConfig(lora_rank=4, lora_target_modules="layers.1.self_attn.q_proj,mlp.up_proj")
+    add_adapter(model, config, frozen_dtype=torch.float32)
+    adapted = {n.partition(".lora_A")[0] for n, _ in model.named_parameters() if ".lora_A" in n}
+    assert adapted == {
+        "model.layers.1.self_attn.q_proj",
+        "model.layers.0.mlp.up_proj",
+        "model.layers.1.mlp.up_proj",
+    }
 
 
 def test_an_adapter_on_a_head_that_is_the_embedding_too_is_refused() -> None:

@@ -85,6 +85,20 @@ def test_a_resume_trains_with_the_flags_given_now_and_says_which_are_others(
     assert not {"mcp_auth_token", "db_connection_string"} & document.flags.keys()
 
 
+def test_a_resume_removes_what_a_crash_left_of_publications_and_nothing_else(run: Run) -> None:
+    run.add(linear_rows(16))
+    flags = run.flags("--enable_sampling", "false", "--max_steps")
+    assert main([*flags, "1"]) == 0
+    weights = run.output / "weights"
+    remains, of_others = {"v7.partial", "probe-0123abcd"}, {"probe-of-mine.txt", "mine.partial"}
+    for name in remains | of_others:
+        (weights / name).mkdir()
+        (weights / name / "model.safetensors").touch()
+    assert main([*flags, "2"]) == 0
+    left = {folder.name for folder in weights.iterdir()}
+    assert of_others < left and not remains & left
+
+
 def test_another_task_file_is_refused_or_taken_and_then_nothing_old_is_trained(
     run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -36,7 +36,7 @@ _FOLDERS = (
     _Kind(re.compile("mongo"), _holds("WiredTiger*", "storage.bson", "mongod.lock", "port")),
     _Kind(re.compile(r"checkpoint-\d+"), _holds("*.distcp")),
     _Kind(re.compile(r"checkpoint-\d+(\.\w+)*\.(partial|removed)")),
-    _Kind(re.compile("weights"), inside=re.compile(r"v\d+(\.partial)?")),
+    _Kind(re.compile("weights"), inside=re.compile(r"v\d+(\.partial)?|probe-\w+")),
     _Kind(
         re.compile("eval"),
         inside=re.compile(r"\.?(checkpoint-\d+|model-|comparison).*\.json|\.export-.*"),

@@ -76,7 +76,11 @@ from agentrl.training.run.coordinator import HeldRun, RunCoordinator
 from agentrl.training.run.drain import Drain, StepLeft
 from agentrl.training.run.finite_steps import FiniteSteps, GradientKeepsFailing
 from agentrl.training.run.metrics import MetricsWriter, StepTimes, step_metrics
-from agentrl.training.run.publication import TensorsSkipped, make_publication
+from agentrl.training.run.publication import (
+    TensorsSkipped,
+    clear_unfinished_weights,
+    make_publication,
+)
 from agentrl.training.run.startup import (
     check_input,
     check_same_flags,
@@ -191,7 +195,12 @@ class Trainer:
         mesh = make_mesh(self._accelerator, config.parallel)
         if config.lora.lora_rank:
             # Frozen weights need no master weights.
-            add_adapter(model, config.lora, frozen_dtype=self._published_dtype)
+            add_adapter(
+                model,
+                config.lora,
+                frozen_dtype=self._published_dtype,
+                float32=self._written_form.float32,
+            )
         self._learner = Learner(
             model,
             mesh,
@@ -432,6 +441,7 @@ class Trainer:
         assert self._coordinator is not None
         version = self._background.run(self._coordinator.start(self._step))
         clear_unfinished(self._output)
+        clear_unfinished_weights(self._output)
         supersede_others(self._output, self._step, self._coordinator.starts)
         return version
 

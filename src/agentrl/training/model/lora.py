@@ -9,7 +9,7 @@ Not in here: where weights come from (`loading`) and the model's folders (`model
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -27,50 +27,43 @@ if TYPE_CHECKING:
 _ADAPTER = "default"  # PEFT's name of the one that there is
 _A, _B, _BASE = f".lora_A.{_ADAPTER}.weight", f".lora_B.{_ADAPTER}.weight", ".base_layer."
 ALL_LINEAR = "all-linear"
+_LINEAR = {"Linear", "FalconLinear"}  # and no subclass that computes something else, as routers do
+_OF_STATE_SPACE = {"x_proj", "dt_proj", "out_proj"}
 
 
-def add_adapter(model: PreTrainedModel, config: LoraConfig, *, frozen_dtype: torch.dtype) -> None:
+def add_adapter(
+    model: PreTrainedModel,
+    config: LoraConfig,
+    *,
+    frozen_dtype: torch.dtype,
+    float32: Collection[str] = (),
+) -> None:
     """Add an adapter to `model` in place, and freeze all other weights in `frozen_dtype`.
 
-    Call it before sharding. A is drawn from torch's generator and B is 0, so that the model's
-    output does not change. Raises `ConfigError` if `--lora_target_modules` names no linear layer,
-    or a head whose weight is the embedding's too.
+    `float32`: names of weights that stay in float32. Call it before sharding. A is drawn from
+    torch's generator and B is 0, so that the model's output does not change. Raises `ConfigError`
+    if a name of `--lora_target_modules` is that of no linear layer, or of a head whose weight is
+    the embedding's too.
     """
     # Imported here: PEFT takes 0.4 s to load, and most runs have no adapter.
     from peft import LoraConfig as PeftConfig
-    from peft import inject_adapter_in_model
     from peft.tuners.lora import Linear
 
-    named = comma_separated(config.lora_target_modules)
-    targets = ALL_LINEAR if named == [ALL_LINEAR] else named
-    known = _known(model)
-    try:
-        inject_adapter_in_model(
-            PeftConfig(r=config.lora_rank, lora_alpha=config.lora_alpha, target_modules=targets),
-            model,
-            _ADAPTER,
-        )
-    except ValueError as error:
-        raise ConfigError(
-            f"--lora_target_modules {config.lora_target_modules}: {known} ({error})"
-        ) from None
-    layers = [module for module in model.modules() if type(module) is Linear]
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    if len(trained) != 2 * len(layers):
-        raise ConfigError(
-            f"--lora_target_modules {config.lora_target_modules}: only linear layers can be "
-            f"adapted; {known}"
-        )
-    tied = model.get_input_embeddings().weight
-    if any(layer.base_layer.weight is tied for layer in layers):
-        raise ConfigError(
-            f"--lora_target_modules {config.lora_target_modules}: the head of this model is its "
-            "embedding too (tie_word_embeddings), and an adapter would change only one of them; "
-            "leave the head out"
-        )
-    for parameter in model.parameters():
+    layers = _layers_to_adapt(model, config.lora_target_modules)
+    model.requires_grad_(False)
+    described = PeftConfig(r=config.lora_rank, lora_alpha=config.lora_alpha)
+    for name, layer in layers.items():
+        # One by one: by names, PEFT 0.21 takes also what transformers 4 had as linear layers, a
+        # router and each expert, and wraps the parameters that they are today.
+        with layer.weight.device:
+            adapted = Linear(layer, _ADAPTER, described, config.lora_rank, config.lora_alpha)
+        adapted.lora_A.float()
+        adapted.lora_B.float()
+        model.set_submodule(name, adapted)
+    for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
-            parameter.data = parameter.data.to(frozen_dtype)
+            dtype = torch.float32 if base_name(name) in float32 else frozen_dtype
+            parameter.data = parameter.data.to(dtype)
 
 
 def has_adapter(model: nn.Module) -> bool:
@@ -158,12 +151,47 @@ def _adapted_layers(model: nn.Module) -> "list[Linear]":
     return [cast("Linear", module) for module in model.modules() if hasattr(module, "lora_A")]
 
 
-def _known(model: PreTrainedModel) -> str:
-    """What can be adapted, for a message."""
-    head = model.get_output_embeddings()
-    names = {
-        name.rpartition(".")[2]
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module is not head
+def _layers_to_adapt(model: PreTrainedModel, targets: str) -> dict[str, nn.Linear]:
+    """The linear layers that `--lora_target_modules` names, by their names."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    linear = _linear_layers(model)
+    every = [name for name, layer in linear.items() if layer is not head]
+    named = {
+        target: every
+        if target == ALL_LINEAR
+        else [name for name in linear if name == target or name.endswith(f".{target}")]
+        for target in comma_separated(targets)
     }
-    return f"give {ALL_LINEAR}, or some of {', '.join(sorted(names))}"
+    wrong = [target for target, names in named.items() if not names]
+    if wrong or not named:
+        known = ", ".join(sorted({name.rpartition(".")[2] for name in every}))
+        raise ConfigError(
+            f"--lora_target_modules {targets}: this model has no linear layer "
+            f"{' or '.join(wrong) or repr(targets)} that can be adapted; give {ALL_LINEAR}, or "
+            f"some of {known}"
+            if known
+            else f"--lora_rank: {type(model).__name__} has no linear layer that can be adapted"
+        )
+    found = {name: linear[name] for names in named.values() for name in names}
+    if any(layer.weight is embedding.weight for layer in found.values()):
+        raise ConfigError(
+            f"--lora_target_modules {targets}: the head of this model is its embedding too "
+            "(tie_word_embeddings), and an adapter would change only one of them; leave the head "
+            "out"
+        )
+    return found
+
+
+def _linear_layers(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """The layers that a forward pass calls as `y = W x + b`, by their names.
+
+    A state space (Mamba) hands the weights of some layers to its kernel and does not call them.
+    """
+    return {
+        f"{name}.{child}" if name else child: layer
+        for name, module in model.named_modules()
+        for child, layer in module.named_children()
+        if isinstance(layer, nn.Linear)
+        and type(layer).__name__ in _LINEAR
+        and not (hasattr(module, "D") and child in _OF_STATE_SPACE)
+    }

@@ -46,6 +46,8 @@ from agentrl.training.model.written_form import WrittenForm
 logger = logging.getLogger(__name__)
 
 KEPT_FOLDERS = 3  # of published weights: a service may still be loading the last but one
+# Folders of `written_at_once`, and of tensors that a service is checked with (`weights.probes`).
+_UNFINISHED = re.compile(r"v\d+\.partial|probe-\w+")
 _LOOK_SECONDS = 1.0  # between two looks for services that are not up to date
 _LOOKS_PER_CHECK = 5  # every so many looks services are asked what they hold
 _CHECK_TIMEOUT_S = 5.0
@@ -88,12 +90,22 @@ def make_publication(
 
     By every way services get the names and pieces of the folder that the model comes from.
     """
-    folder = (output / "weights" / f"v{version}").resolve()
+    folder = (_weights(output) / f"v{version}").resolve()
 
     def write() -> None:
         save_model_folder(form, tokenizer, staged.gather(), folder, dtype)
 
     return Publication(version, step, folder, staged.gather, write)
+
+
+def clear_unfinished_weights(output: Path) -> None:
+    """Remove what a crash left of publications and of checks of services. For rank 0, at the start.
+
+    The caller holds the run's lease, so that nobody else writes there.
+    """
+    for folder in _weights(output).glob("*"):
+        if _UNFINISHED.fullmatch(folder.name) and folder.is_dir() and not folder.is_symlink():
+            shutil.rmtree(folder)
 
 
 async def next_version(database: RunDatabase, service_timeout_s: float) -> int:
@@ -128,7 +140,7 @@ class Publisher:
         self._database = database
         self._hold = hold
         self._api_key = api_key
-        self._weights = output / "weights"
+        self._weights = _weights(output)
         self._service_timeout_s = service_timeout_s
         self._updater = CheckedUpdater(updater)
         self._pause: UpdatePause = pause
@@ -324,6 +336,10 @@ class Publisher:
                 folders.append((int(match[1]), folder))
         for _, folder in sorted(folders)[:-KEPT_FOLDERS]:
             shutil.rmtree(folder)
+
+
+def _weights(output: Path) -> Path:
+    return output / "weights"
 
 
 async def _held(engine: Engine) -> int | None:

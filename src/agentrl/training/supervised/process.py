@@ -52,6 +52,7 @@ from agentrl.training.data.flops import FlopsModel
 from agentrl.training.data.stream import StepRows
 from agentrl.training.model.lora import add_adapter
 from agentrl.training.model.model_folder import ModelFolderError
+from agentrl.training.model.written_form import written_form
 from agentrl.training.parallel import exit_process, make_mesh
 from agentrl.training.parallel.agreement import Agreement, FailedElsewhere, process_lost
 from agentrl.training.parallel.launch import join_processes
@@ -176,7 +177,8 @@ class SupervisedTrainer:
         mesh = make_mesh(accelerator, config.parallel)
         if config.lora.lora_rank:
             frozen = torch.bfloat16 if learner.compute.bf16 else torch.float32
-            add_adapter(model, config.lora, frozen_dtype=frozen)
+            kept = written_form(model).float32
+            add_adapter(model, config.lora, frozen_dtype=frozen, float32=kept)
         self._reference, self._compute = reference, learner.compute
         self._learner = Learner(
             model, mesh, learner, self._total,
