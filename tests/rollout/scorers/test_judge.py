@@ -49,6 +49,9 @@ async def test_the_judge_is_asked_with_question_reference_and_response(
     assert endpoint.keys == ["Bearer key"]
     endpoint.replies = {"a": ["JUDGEMENT: **wrong**"]}
     assert await judge("a") == 0.0
+    # an object that is no verdict, and a list of parts
+    endpoint.replies = {"a": [{"so": 1}, [{"type": "text", "text": "JUDGEMENT: right"}]]}
+    assert await judge("a") == 1.0
 
 
 async def test_a_failing_model_is_tried_again_and_then_the_next_one(

@@ -25,7 +25,7 @@ from opentelemetry.sdk.resources import Resource
 
 from agentrl import __version__
 from agentrl.databases.documents import DispatchedSamplingTask, RecordStatus, ToolCall
-from agentrl.rollout.tools.results import utf8_text
+from agentrl.foreign_text import utf8_text
 from agentrl.rollout.traces import names
 from agentrl.rollout.traces.ended import EndedRecord, Failure
 from agentrl.rollout.traces.names import OWN
