@@ -30,6 +30,8 @@ _KEY = frozenset({401, 403, 404})  # the key, or the model's name
 _OF_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _CONTEXT_FULL = ("context_length", "context length", "maximum context", "too long", "max_model_len")
 _SHOWN = 300
+_MOST_WITHOUT_TURN = 8  # answers to one request, in a minute, if others are answered
+_ANOTHER, _OF_ANOTHER = ({"role": "user", "content": "Hello"},), 16  # a request, and its tokens
 
 
 class EndpointUnreachable(InfrastructureFailure):
@@ -63,6 +65,7 @@ class ChatEndpoint:
         self._patience_s = patience_s
         self._params = {name: value for name, value in params.items() if name in _OF_OPENAI}
         self._extra = {name: value for name, value in params.items() if name not in _OF_OPENAI}
+        self._answered = 0.0  # the last time that a request was, by `time.monotonic`
         self._limit_name = "max_tokens"  # newer models of OpenAI refuse it and name another
         self._client: AsyncOpenAI | None = None
 
@@ -107,11 +110,14 @@ class ChatEndpoint:
             form = {"name": "answer", "schema": json.loads(json_schema)}
             given["response_format"] = {"type": "json_schema", "json_schema": form}
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        without_turn = 0
         while True:
             asked = time.monotonic()
             try:
                 body = await self._ask(messages, max_tokens, given)
-                return read_turn(body, time.monotonic() - asked)
+                turn = read_turn(body, time.monotonic() - asked)
+                self._answered = time.monotonic()
+                return turn
             except APIStatusError as error:
                 if not _is_for_now(error):
                     if self._takes_other_limit(error):
@@ -121,7 +127,12 @@ class ChatEndpoint:
                 pause_s = max(pause_s, _asked_pause(error))
             except (OpenAIError, NoTurn) as error:
                 failure = error
-            if time.monotonic() - began + pause_s > self._patience_s:
+            late = time.monotonic() - began + pause_s > self._patience_s
+            if isinstance(failure, NoTurn):
+                without_turn += 1
+                if late or without_turn >= _MOST_WITHOUT_TURN:
+                    await self._refuse_if_others_are_answered(failure, given["model"], began)
+            if late:
                 raise self._unreachable(failure) from None
             log.info("%s: %s; asked again in %.1f s", self._name, _one_line(failure), pause_s)
             await asyncio.sleep(pause_s)
@@ -162,6 +173,21 @@ class ChatEndpoint:
             **body,
         )
         return cast(bytes, answer.content)
+
+    async def _refuse_if_others_are_answered(
+        self, failure: NoTurn, model: str, began: float
+    ) -> None:
+        """Raise `EndpointRefused` if another request is answered, or was since `began`."""
+        from openai import OpenAIError
+
+        if self._answered < began:
+            try:
+                read_turn(await self._ask(_ANOTHER, _OF_ANOTHER, {"model": model}))
+            except (OpenAIError, NoTurn):
+                return
+        raise EndpointRefused(
+            f"{self._name} answers others, but this request time and again with {failure}"
+        )
 
     def _takes_other_limit(self, error: "APIStatusError") -> bool:
         """Whether the request may be repeated with the other name of the limit."""
