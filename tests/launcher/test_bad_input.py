@@ -270,6 +270,9 @@ def test_a_lock_lasts_until_the_last_process_that_inherited_it_is_gone(tmp_path:
         lock.release()
         with pytest.raises(ConfigError, match="live launch"):
             RunLock(tmp_path).acquire(patience_s=0.3)
+        (tmp_path / "launch.lock").write_text(f"{2**22 + 1}")  # no process can have this number
+        with pytest.raises(ConfigError, match="parts of a launch that was killed"):
+            RunLock(tmp_path).acquire(patience_s=0.3)
     finally:
         heir.kill()
         heir.wait()
