@@ -3,7 +3,7 @@
 from typing import Any
 
 
-def chat_completion(model: str, content: str) -> dict[str, Any]:
+def chat_completion(model: str, content: Any) -> dict[str, Any]:
     """The body of the answer in which `model` says `content`."""
     message = {"role": "assistant", "content": content}
     choice = {"index": 0, "finish_reason": "stop", "message": message}

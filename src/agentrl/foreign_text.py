@@ -43,6 +43,13 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in joined)
 
 
+def utf8_text(text: str) -> str:
+    """The text with lone surrogates, which UTF-8 cannot encode, replaced."""
+    if text.isascii():  # known without a look at it
+        return text
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def visible(text: str) -> str:
     """A text whose control characters are spelled out, so that printing it can do nothing else."""
     return _CONTROLS.sub(lambda found: repr(found[0])[1:-1], text)

@@ -38,6 +38,14 @@ async def test_a_password_as_it_is_in_a_url_is_refused_with_what_to_do() -> None
         assert SECRET not in str(refused.value)
 
 
+def test_a_url_that_is_not_filled_in_is_refused_with_what_is_missing() -> None:
+    for url in ("mongodb://<YOUR_DB_HOST>:1/r", "mongodb://me:p@<YOUR_DB_HOST>,b/r"):
+        assert str(why_no_url(url)).endswith(": <YOUR_DB_HOST> is to be filled in")
+    assert "<host> is" in str(why_no_url("mongodb+srv://me:p@<host>/"))
+    assert "<YOUR_PW> is" in str(why_no_url("mongodb://me:<YOUR_PW>@host"))
+    assert SECRET not in str(why_no_url(f"mongodb://me:<{SECRET}>@host"))
+
+
 async def test_what_else_is_wrong_with_a_url_is_said_beside_a_password() -> None:
     url = f"mongodb://me:{SECRET}%2F@127.0.0.1:99999"
     with pytest.raises(DatabaseUnreachable, match="65535") as refused:

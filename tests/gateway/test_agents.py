@@ -172,6 +172,23 @@ async def test_another_model_answers_an_agent_and_the_others_tokens_stay_exact(
     assert trained_ids(row).tolist() == list(chain(*stage.service.outputs))
 
 
+async def test_a_prompt_that_another_model_never_answers_with_a_turn_is_refused(
+    stage: Stage,
+) -> None:
+    async with chat_endpoint() as api:
+        api.replies = {"m": [7.5] * 20}
+        stage.flags += ("--agent_models", f"critic={api.url}", "--startup_timeout", "1")
+        async with opened(stage) as there:
+            answered = asyncio.create_task(ask(there, [user("x")], "critic"))
+            while not api.requests:
+                await asyncio.sleep(0.01)
+            api.replies["m"] = [7.5, "Hello!"]  # to the same request, and to another one
+            with pytest.raises(openai.BadRequestError, match="answers others, but this request"):
+                await answered
+            assert there.sampler.outage is None
+    assert api.requests[-1]["messages"] == [user("Hello")]
+
+
 async def test_max_turns_counts_requests_to_another_model_that_are_being_answered(
     stage: Stage,
 ) -> None:

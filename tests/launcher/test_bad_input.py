@@ -161,6 +161,14 @@ def test_tasks_that_could_never_be_scored_are_refused(
     assert written(tmp_path) == ["tasks.jsonl"]
 
 
+def test_a_database_that_could_never_be_is_refused_before_anything_is_told(
+    tmp_path: Path, launch: Launch
+) -> None:
+    result = launch("demo", "--db_connection_string", "mongodb://<YOUR_DB_HOST>:27016/demo")
+    assert (result.status, result.out, written(tmp_path)) == (2, "", [])
+    assert result.err.endswith(": <YOUR_DB_HOST> is to be filled in\n")
+
+
 def test_all_bad_task_lines_are_named_at_once(tmp_path: Path, launch: Launch) -> None:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text('{"query": "fine", "id": 1}\nnot json\n{"answer": "x"}\n')
@@ -274,6 +282,9 @@ def test_a_lock_lasts_until_the_last_process_that_inherited_it_is_gone(tmp_path:
     try:
         lock.release()
         with pytest.raises(ConfigError, match="live launch"):
+            RunLock(tmp_path).acquire(patience_s=0.3)
+        (tmp_path / "launch.lock").write_text(f"{2**22 + 1}")  # no process can have this number
+        with pytest.raises(ConfigError, match="parts of a launch that was killed"):
             RunLock(tmp_path).acquire(patience_s=0.3)
     finally:
         heir.kill()

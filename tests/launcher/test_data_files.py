@@ -206,6 +206,25 @@ def test_what_cannot_be_imported_is_said_in_one_sentence(
         {**FIRST, **OF_RECORD, "turns": [{"turn": 0, "start": 3, "end": 99}]}
     )
     assert "lacks 'loss_mask'" in said({**OF_RECORD, "input_ids": [1]})
+    first, many = FIRST["input_ids"], len(FIRST["input_ids"])
+    for column, values, why in (
+        ("input_ids", [-1, *first[1:]], "-1 in `input_ids`, which is no token"),
+        ("input_ids", [2**40, *first[1:]], "in `input_ids`, which is kept as int32"),
+        ("input_ids", [1.5, *first[1:]], "1.5 in `input_ids`, which is kept as int32"),
+        ("input_ids", ["a"] * many, "no `input_ids` as a list of numbers"),
+        ("loss_mask", [2] * many, "2 in `loss_mask`, which is 0 or 1"),
+    ):
+        assert why in said({**FIRST, **OF_RECORD, column: values})
+    talk = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "a"}]
+    for fields, why in (
+        ({"task_id": [1]}, "[1] as `task_id`, which must be a text"),
+        ({"rollout": -1}, "-1 as `rollout`, which must be a number from 0"),
+        ({"score": "high"}, "'high' as `score`: input should be a valid number"),
+        ({"tools": "x"}, "'x' where JSON should be"),
+        ({"messages": ["?"]}, "'?' in `messages`, which is no message with a role"),
+    ):
+        assert why in said({"messages": talk, **fields})
+    assert "no `chosen` as a list" in said({"prompt": talk[:1], "chosen": "a", "rejected": "b"})
     imported(run, MESSAGES)
     capsys.readouterr()
     other = {"messages": [{"role": "assistant", "content": "another"}]}

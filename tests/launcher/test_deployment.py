@@ -23,6 +23,7 @@ from agentrl.launcher.presets import (
     rows_of_each,
 )
 from agentrl.launcher.processes import Kind, Part
+from agentrl.launcher.run_folder import PARTS_END_S
 from agentrl.launcher.stack import (
     Addresses,
     Stack,
@@ -56,6 +57,11 @@ def flag(part: Part, name: str) -> str:
     """The last value of a flag, which is the one that counts."""
     last = max(i for i, word in enumerate(part.command) if word == name)
     return part.command[last + 1]
+
+
+def test_a_launch_after_a_killed_one_waits_longer_than_its_parts_may_take_to_end() -> None:
+    parts = parts_of(plan_stack(GRPO, "demo", [], read_deployment({}), Inventory()))
+    assert max(part.grace_s for part in parts.values()) < PARTS_END_S
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=PRESETS)

@@ -161,3 +161,35 @@ def test_gpus_that_do_not_train_serve(tmp_path: Path) -> None:
     assert shared_gpus(layers, gpus=8, processes=4) == (layers, [])
     without, [told] = shared_gpus(layers, gpus=0, processes=1)
     assert "inf_mem_ratio" not in merged(without) and "has no GPU" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "idle"),
+    [
+        ("--strict_in_bound true --out_of_date_decay 0.3", ["out_of_date_decay"]),
+        (
+            "--efficient_rewarding true --min_turns 3 --reserve_context_error_count 2",
+            ["efficient_rewarding", "min_turns", "reserve_context_error_count"],
+        ),
+        (
+            "--balance_sample false --efficient_rewarding true --reserve_context_error_count 2",
+            ["reserve_context_error_count"],
+        ),
+        ("--skip_length_normalization true", ["skip_length_normalization"]),
+        ("--loss_calculater MINIRL --beta1 0.5 --beta2 1", ["beta1", "beta2"]),
+        ("--strict_in_bound false --out_of_date_decay 0.3 --balance_sample true", []),
+    ],
+)
+def test_flags_that_run_together_there_run_here_with_a_line(
+    flags: str,
+    idle: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agentrl.configs.command_line._printed", set())
+    words = ["--model_name_or_path", "m", *flags.split()]
+    values = merged(given_layers(words, {}, "src/main.py"))
+    config_of(values)
+    said = capsys.readouterr().err.splitlines()[1:]
+    assert [line.split(":")[0].strip(" -") for line in said] == idle
+    assert all(values.get(name) in (None, 0, 1) for name in idle)

@@ -1,6 +1,7 @@
 """`agentrl sft` as people call it: a model that learns, goes on where it stopped, is exported."""
 
 import json
+import os
 import signal
 import subprocess
 import time
@@ -113,6 +114,30 @@ def test_a_signal_stops_it_after_a_step_with_a_checkpoint(tmp_path: Path) -> Non
     text = said(started)
     assert "stopped after step" in text
     assert list_checkpoints(folder), text
+
+
+@pytest.mark.slow
+def test_a_killed_command_takes_its_trainer_along_and_the_same_one_goes_on(tmp_path: Path) -> None:
+    talks(tmp_path / "talks.jsonl")
+    folder = tmp_path / "output" / "sft"
+    flags = ("--max_steps", "40", "--save_steps", "10")
+    started = sft(tmp_path, *flags)
+    deadline = time.monotonic() + 120
+    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.kill()
+    told = started.communicate(timeout=60)[0]  # until the trainer, which has the pipe too, ended
+    assert "stopped after step" in told
+    reached = len(metrics(tmp_path, "sft"))
+    text = said(sft(tmp_path, *flags))
+    assert 0 < reached < 40 and f"going on from output/sft/checkpoint-{reached}" in text
+    assert [line["step"] for line in metrics(tmp_path, "sft")] == [*range(1, 41)]
+    assert not list(folder.glob("*superseded*"))
+    # As if the command that made the last checkpoint had been killed before it wrote the folder.
+    old = list_checkpoints(folder)[-1].stat().st_mtime - 60
+    os.utime(folder / "model", (old, old))
+    assert "wrote output/sft/model, the weights of step 40" in said(sft(tmp_path, *flags))
+    assert "wrote" not in said(sft(tmp_path, *flags))
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from chat_completion import chat_completion
 class ChatEndpoint:
     """Answers `/v1/chat/completions` with what `replies` holds for a model, in order.
 
-    A number is the status of an error.
+    A number is the status of an error; content may be of any form.
     """
 
     url: str = ""
-    replies: dict[str, list[str | int]] = field(default_factory=dict)
+    replies: dict[str, list[Any]] = field(default_factory=dict)
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
 

@@ -197,15 +197,18 @@ def read_familiar(familiar: Mapping[str, str], given: Mapping[str, Value]) -> di
     values, lines = translate(
         {name: (FAMILIAR[name], said) for name, said in familiar.items()}, given
     )
-    _print_once(lines)
+    print_idle(lines)
     return {name: FLAGS[name].read(str(value)) for name, value in values.items()}
 
 
 _printed: set[str] = set()
 
 
-def _print_once(lines: Sequence[str]) -> None:
-    """Print lines to stderr, in one block, on the first process of a trainer only."""
+def print_idle(lines: Sequence[str]) -> None:
+    """Print why flags have no effect to stderr, in one block, each line once.
+
+    Of a trainer only the first process does.
+    """
     new = [line for line in lines if line not in _printed]
     _printed.update(new)
     if new and os.environ.get("RANK", "0") == "0":

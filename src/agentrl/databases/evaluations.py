@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.documents import Evaluation, Split, epoch_places
+from agentrl.databases.diagnosis import shown_error
+from agentrl.databases.documents import HANDED_BACK, Evaluation, Split, epoch_places
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.task_file import TaskLine
 from agentrl.databases.tasks import TaskLedger
-from agentrl.databases.transitions import OPEN_TASKS
+from agentrl.databases.transitions import OPEN_TASKS, TERMINAL_SLOTS
 
 
 async def begin_evaluation(
@@ -75,3 +76,33 @@ async def open_tasks(database: RunDatabase, epoch: int) -> int:
         },
         hint="state",
     )
+
+
+async def handed_back(database: RunDatabase, epoch: int) -> str | None:
+    """How many open tasks of the evaluation were handed back, and why the last was; None if none.
+
+    Only for outages, which may be too short or too rare for a sampler to wait for the dependency.
+    """
+    waiting = {"outages": {"$gt": 0}, "status": {"$nin": sorted(TERMINAL_SLOTS)}}
+    tasks = await database.tasks.find(
+        {
+            "split": Split.EVAL,
+            "group_order": epoch_places(epoch),
+            "status": {"$in": OPEN_TASKS},
+            "slots": {"$elemMatch": waiting},
+        },
+        {"_id": 1},
+        hint="state",
+    ).to_list()
+    last = await database.records.find_one(
+        {
+            "task": {"$in": [task["_id"] for task in tasks]},
+            "error": {"$regex": f"^{HANDED_BACK}"},
+        },
+        {"error": 1},
+        sort=[("finished_at", -1)],
+        hint="task",
+    )
+    if last is None:
+        return None
+    return f"{len(tasks)} begun again after an outage: {shown_error(last['error'])}"

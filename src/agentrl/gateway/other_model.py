@@ -13,7 +13,8 @@ from agentrl.gateway.exchange import Call, ChatAnswer, ChatRequest
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.endpoint import endpoint_turn, text_turn
 from agentrl.rollout.chat import Message
-from agentrl.rollout.llm.endpoint import ChatEndpoint, EndpointTurn
+from agentrl.rollout.llm.completion import EndpointTurn
+from agentrl.rollout.llm.endpoint import ChatEndpoint
 from agentrl.rollout.tool_calls import ParsedCall
 from agentrl.rollout.tool_calls.calls import make_call
 
@@ -107,7 +108,7 @@ def _answer(made: EndpointTurn, number: int) -> ChatAnswer:
 def _arguments(text: str) -> object:
     try:
         return json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

@@ -22,8 +22,9 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from agentrl.configs import ConfigError
-from agentrl.configs.command_line import run_parser
+from agentrl.configs.command_line import print_idle, run_parser
 from agentrl.configs.familiar.original_defaults import ORIGIN, original_layer
+from agentrl.configs.familiar.original_idle import idle_there
 from agentrl.configs.flags import Value
 from agentrl.configs.parsing import Layer, layers_given, merged
 from agentrl.databases.connection import connect
@@ -145,6 +146,7 @@ def sample(argv: Sequence[str]) -> int:
 def given_layers(argv: Sequence[str], environment: Mapping[str, str], command: str) -> list[Layer]:
     """The flags of a script of the original: its defaults, the environment's and the given ones.
 
+    Flags that have no effect beside others are left out, with a line that says why.
     `command`: the program, for messages. Raises `ConfigError` without a model, or if run and
     database have different names.
     """
@@ -153,6 +155,11 @@ def given_layers(argv: Sequence[str], environment: Mapping[str, str], command: s
     values = merged(own)
     if values.get("model_name_or_path") is None:
         raise ConfigError(f"{command}: --model_name_or_path is needed, the model to train")
+    idle = idle_there({**original_layer(values), **values})
+    print_idle([f"--{name}: {why}" for name, why in idle.items()])
+    for name in idle:
+        own = _without(name, own)
+    values = merged(own)
     named = {"run_name": _run_name(values)}
     return [Layer(ORIGIN, original_layer(values)), *own, Layer("command line", named)]
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from agentrl.databases.task_file.file_rows import UnreadableFile, read_rows
+from agentrl.foreign_text import shown
 from agentrl.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def read_data(path: Path) -> Iterator[tuple[str, Format, dict[str, Any]]]:
                     for name, value in row.fields.items()
                 }
             except ValueError as error:
-                raise ValueError(f"{place}: {error}") from None
+                raise ValueError(f"{place} {error}") from None
             yield place, format, fields
 
 
@@ -195,7 +196,10 @@ def _from_file(kind: Kind | None, value: Any) -> Any:
     if kind is None or value is None:
         return value
     if kind == "json":
-        return json.loads(value) if isinstance(value, str) else value
+        try:
+            return json.loads(value) if isinstance(value, str) else value
+        except ValueError:
+            raise ValueError(f"has {shown(value)} where JSON should be") from None
     if isinstance(kind, Mapping) and isinstance(value, dict):
         read = {name: _from_file(kind.get(name), of) for name, of in value.items()}
         return {name: of for name, of in read.items() if of is not None}

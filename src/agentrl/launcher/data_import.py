@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import DTypeLike, NDArray
+from pydantic import ValidationError
 
 from agentrl.databases.arrays import pack_floats, pack_ints
 from agentrl.databases.documents import (
@@ -31,6 +33,7 @@ from agentrl.databases.documents import (
 from agentrl.databases.records import turn_id
 from agentrl.databases.tasks import record_id, task_key
 from agentrl.databases.token_tree import COLUMNS
+from agentrl.foreign_text import shown
 from agentrl.launcher.data_file import Format
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.demonstrations.of_record import turns_of
@@ -73,8 +76,8 @@ def documents(rows: Iterable[tuple[str, Format, Fields]]) -> Imported:
             else:
                 named = _named(number, fields)
                 segments.setdefault(named["record"], []).append((place, named))
-        except ValueError as error:
-            raise ValueError(f"{place} {error}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{place} {_sentence(error)}") from None
     for of_record, add in ((conversations, _add_messages), (segments, _add_tokens)):
         for parts in of_record.values():
             try:
@@ -85,22 +88,33 @@ def documents(rows: Iterable[tuple[str, Format, Fields]]) -> Imported:
 
 
 def _sentence(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"]))
+        told = fault["msg"][:1].lower() + fault["msg"][1:]
+        return f"has {shown(fault['input'])} as `{where}`: {told}"
     return f"lacks {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _named(number: int, fields: Fields) -> dict[str, Any]:
     """The fields with the ids of task and Record, which rows of other programs lack."""
     task_id = fields.get("task_id") or f"row-{number:07}"
+    for name, kinds in (("task_id", (str, int)), ("task", (str,)), ("record", (str,))):
+        value = fields.get(name)
+        if value and not isinstance(value, kinds):
+            raise ValueError(f"has {shown(value)} as `{name}`, which must be a text")
     task = fields.get("task") or task_key(Split.TRAIN, 0, str(task_id))
     rollout = fields.get("rollout") or 0
+    if not isinstance(rollout, int) or rollout < 0:
+        raise ValueError(f"has {shown(rollout)} as `rollout`, which must be a number from 0")
     record = fields.get("record") or record_id(task, rollout, 0)
     return {**fields, "task_id": str(task_id), "task": task, "rollout": rollout, "record": record}
 
 
 def _pair(number: int, fields: Fields) -> list[dict[str, Any]]:
     """A preference as two conversations of one task."""
-    if not isinstance(fields.get("prompt"), list):
-        raise ValueError("has no `prompt` as a list of messages")
+    for name in ("prompt", "chosen", "rejected"):
+        _check_messages(fields.get(name), name)
     scores = [fields.get("chosen_score"), fields.get("rejected_score")]
     if scores[0] is None or scores[1] is None:
         scores = [1.0, 0.0]
@@ -116,6 +130,14 @@ def _pair(number: int, fields: Fields) -> list[dict[str, Any]]:
     return found
 
 
+def _check_messages(messages: object, name: str) -> None:
+    if not isinstance(messages, list):
+        raise ValueError(f"has no `{name}` as a list of messages")
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"has {shown(message)} in `{name}`, which is no message with a role")
+
+
 def _add_messages(made: Imported, conversations: Sequence[Fields]) -> None:
     """A Record whose turns have texts and calls, and no tokens."""
     if len(conversations) > 1:
@@ -124,6 +146,7 @@ def _add_messages(made: Imported, conversations: Sequence[Fields]) -> None:
             "rewritten; such records are imported from --format tokens"
         )
     [fields] = conversations
+    _check_messages(fields["messages"], "messages")
     turns = [
         DispatchedSamplingTask(
             id=turn_id(fields["record"], number), record_id=fields["record"], turn=number,
@@ -173,13 +196,17 @@ def _turns_of_segment(
     fields: Fields, number: int, record: str
 ) -> list[tuple[DispatchedSamplingTask, dict[str, Any]]]:
     columns = {
-        name: np.asarray(fields[column.stored], dtype=column.dtype)
+        name: _column(fields[column.stored], column.stored, column.dtype)
         for name, column in COLUMNS.items()
         if column.stored is not None and not (column.optional and column.stored not in fields)
     }
     if len({len(values) for values in columns.values()}) != 1:
         raise ValueError(f"has columns of different lengths: {', '.join(columns)}")
-    ids, logprobs, versions = columns["ids"], columns["logprobs"], columns["versions"]
+    if len(ids := columns["ids"]) and ids.min() < 0:
+        raise ValueError(f"has {ids.min()} in `input_ids`, which is no token")
+    if len(mask := columns["mask"]) and mask.max() > 1:
+        raise ValueError(f"has {mask.max()} in `loss_mask`, which is 0 or 1")
+    logprobs, versions = columns["logprobs"], columns["versions"]
     parent, shared = fields.get("parent_turn"), fields.get("shared") or 0
     before = shared
     found: list[tuple[DispatchedSamplingTask, dict[str, Any]]] = []
@@ -206,6 +233,23 @@ def _turns_of_segment(
         found.append((document, own | {"capped": failed}))
         before = end
     return found
+
+
+def _column(given: Any, name: str, dtype: DTypeLike) -> NDArray[Any]:
+    """A value for each token [N]. Raises ValueError for what is no list of such numbers."""
+    try:
+        values = np.asarray(given)
+    except ValueError:  # lists of several lengths
+        values = np.asarray("")
+    if values.ndim != 1 or values.dtype.kind not in "iufb":
+        raise ValueError(f"has no `{name}` as a list of numbers")
+    with np.errstate(all="ignore"):  # what does not fit is seen below
+        stored = values.astype(dtype)
+    wrong = ~np.isfinite(stored) if stored.dtype.kind == "f" else stored != values
+    if wrong.any():
+        first = values[wrong][0]
+        raise ValueError(f"has {first} in `{name}`, which is kept as {stored.dtype}")
+    return stored
 
 
 def _spans(versions: Sequence[int]) -> list[VersionSpan]:

@@ -43,6 +43,7 @@ from agentrl.launcher.evaluations import Entrant, EvaluationFailed, Evaluations,
 from agentrl.launcher.model_source import ModelSource, find_model
 from agentrl.launcher.preflight import (
     agent_of,
+    check_database,
     check_lengths,
     check_model,
     check_output,
@@ -250,6 +251,7 @@ def _flags_of_runs(sources: Sequence[ModelSource]) -> tuple[list[Layer], list[st
 
 def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     """Check models, tasks, services and folders; returns the task files. Raises for bad input."""
+    check_database(config)
     check_tools(config)
     folder = config.output / "eval"
     doubts: list[str] = []

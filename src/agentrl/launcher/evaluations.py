@@ -17,9 +17,10 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.configs import Config, parse_config
-from agentrl.databases import policies
+from agentrl.databases import outages, policies
 from agentrl.databases.connection import RunDatabase
-from agentrl.databases.evaluations import begin_evaluation, open_tasks
+from agentrl.databases.evaluations import begin_evaluation, handed_back, open_tasks
+from agentrl.databases.server_time import server_time
 from agentrl.databases.task_file import TaskLine
 from agentrl.file_digest import Digest
 from agentrl.held_port import HeldPort
@@ -141,7 +142,7 @@ class Evaluations:
             try:
                 config, endpoint = await self._serve(opened, supervisor, held, entrant)
                 for file, epoch in waiting:
-                    async with self._progress(partial(_tasks_done, opened.database, file, epoch)):
+                    async with self._progress(partial(tasks_done, opened.database, file, epoch)):
                         await _while_alive(supervisor, _sample_one(config, epoch, endpoint))
                     if await open_tasks(opened.database, epoch):
                         return False  # a signal told the sampler to stop
@@ -259,9 +260,14 @@ async def _loading(model: str, began: float) -> str:
     return f"services load {model}, for {time.monotonic() - began:.0f} s"
 
 
-async def _tasks_done(database: RunDatabase, tasks: TaskFileOf, epoch: int) -> str:
+async def tasks_done(database: RunDatabase, tasks: TaskFileOf, epoch: int) -> str:
+    """How many tasks are done, and what the others wait for."""
     n = len(tasks.tasks)
-    return f"{n - await open_tasks(database, epoch)} of {n} tasks"
+    now = await server_time(database.client)
+    troubles = [outage.sentence(now) for outage in await outages.current(database)]
+    if not troubles and (again := await handed_back(database, epoch)) is not None:
+        troubles = [again]
+    return " | ".join([f"{n - await open_tasks(database, epoch)} of {n} tasks", *troubles])
 
 
 async def _sample_one(config: Config, epoch: int, endpoint: AgentModel | None) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.configs.flag import is_function
 from agentrl.configs.user_module import load_user_function
+from agentrl.databases.mongodb_url import why_no_url
 from agentrl.databases.scorer_notation import parse_scorer
 from agentrl.databases.task_file import (
     TaskCheck,
@@ -99,6 +100,13 @@ def _has_chat_template(folder: Path) -> bool:
         return bool(json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
     except ValueError:
         raise ConfigError(f"{file} is not JSON: copy it again from its model") from None
+
+
+def check_database(config: Config) -> None:
+    """Raise `ConfigError` for a `--db_connection_string` that no MongoDB could have."""
+    url = config.run.db_connection_string
+    if url is not None and (fault := why_no_url(url)) is not None:
+        raise ConfigError(fault)
 
 
 def check_tools(config: Config) -> None:

@@ -22,6 +22,7 @@ from agentrl.rollout.scorers.functions import Messages
 from agentrl.rollout.scorers.judge import Judge, JudgeError
 from agentrl.rollout.scorers.reward_service import RewardService, RewardServiceError
 from agentrl.rollout.scorers.ruler import Ruler, RulerError
+from agentrl.rollout.scorers.scorer_registry import JUDGE_NAMES
 from agentrl.rollout.tools.browse import try_browsing
 from agentrl.rollout.tools.server_list import read_servers
 from agentrl.rollout.tools.toolbox import ToolBox, open_tools
@@ -53,7 +54,7 @@ async def _try_all(config: Config, kinds: Sequence[TaskKind], say: Say) -> None:
         trials.append(_try_tools(config, say))
         if agents.browsing is None or agents.browsing.status:
             trials.append(_try_models("browse_agent", agents.browse_agent, file, try_browsing, say))
-    if "agentcpm" in used:
+    if not used.keys().isdisjoint(JUDGE_NAMES):
         ask = partial(_judge, agents.judge.judge_prompt_template)
         trials.append(_try_models("scorer_agent", agents.scorer_agent, file, ask, say))
     if "ruler" in used:

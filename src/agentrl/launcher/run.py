@@ -18,6 +18,7 @@ from agentrl.launcher.launch import Launch
 from agentrl.launcher.preflight import (
     TaskFileCheck,
     bytes_needed,
+    check_database,
     check_lengths,
     check_model,
     check_output,
@@ -145,6 +146,7 @@ def check_start(stack: Stack) -> list[TaskFileCheck]:
     the run begins. Raises `ConfigError`, `AgentModelsError` or `TaskFileError`.
     """
     config = stack.config
+    check_database(config)
     trackers_of(config.run.report_to)
     check_traces(config.run)
     model = check_model(config.model.model_name_or_path)

@@ -23,6 +23,10 @@ from agentrl.configs.run_json import read_run_json
 from agentrl.configs.secret_variables import VARIABLES
 from agentrl.whole_file import write_whole
 
+# Longer than a part's grace with the default of --drain_seconds (30 s, and 30 s to save and to hand
+# back): samplers need all of it where MongoDB was killed with the launch.
+PARTS_END_S = 75.0
+
 
 class RunLock:
     """The lock of a run's folder: one launch at a time, with one lock for each machine.
@@ -37,10 +41,10 @@ class RunLock:
         )
         self._file: int | None = None
 
-    def acquire(self, patience_s: float = 45.0) -> None:
+    def acquire(self, patience_s: float = PARTS_END_S) -> None:
         """Take the lock. Raises `ConfigError` if a launch is live.
 
-        A launch that was killed needs some seconds until its parts are gone: that is waited for.
+        A launch that was killed needs up to a minute until its parts are gone: that is waited for.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -52,11 +56,18 @@ class RunLock:
             except BlockingIOError:
                 holder = os.read(file, 32).decode().strip()
                 os.lseek(file, 0, os.SEEK_SET)
-                if _is_alive(holder) or time.monotonic() > deadline:
+                if _is_alive(holder):
                     os.close(file)
                     raise ConfigError(
                         f"run folder {self._path.parent} belongs to a live launch (process "
-                        f"{holder or 'unknown'}): stop that first, or use another run name"
+                        f"{holder}): stop that first, or use another run name"
+                    ) from None
+                if time.monotonic() > deadline:
+                    os.close(file)
+                    raise ConfigError(
+                        f"run folder {self._path.parent} is held by parts of a launch that was "
+                        f"killed (process {holder or 'unknown'}) and have not ended yet: try again "
+                        "in a moment, or end them"
                     ) from None
                 time.sleep(0.2)
         os.ftruncate(file, 0)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -42,10 +43,12 @@ from agentrl.rollout.demonstrations.prepare import (
     prepare_rows,
 )
 from agentrl.stop_signals import stop_signals
+from agentrl.subreaper import SUBREAPER, descendants
 from agentrl.training.checkpoint.layout import list_checkpoints, read_state
 from agentrl.training.model.export import export_checkpoint
 
 _SHOWN = 5  # rows that are left out
+_GRACE_S = 600  # in which a trainer that is told to stop ends its step and saves a checkpoint
 _EVERY_S = 5.0  # between two lines of progress
 
 # Makes the rows of a run: its name, the folder for them, how, and what reports the number so far.
@@ -91,7 +94,7 @@ def run_supervised(
         _check_readable(flag, file)
     with (
         _removed_if_refused(config.output),
-        RunLock(config.output, deployment.machine_rank),
+        RunLock(config.output, deployment.machine_rank) as lock,
     ):
         source = _Source(
             config,
@@ -101,7 +104,6 @@ def run_supervised(
         rows = {flag: source.file(flag, Path(file)) for flag, file in files.items() if file}
         if given.own.from_run is not None:
             rows["train_file"] = source.run(given.own.from_run, of_run)
-        before = list_checkpoints(config.output)
         flags, secrets = handed_on(as_words([*layers, Layer("rows", rows)]))
         command = trainer_command(
             "agentrl.training.supervised.process", [*flags, *objective], deployment, processes,
@@ -109,10 +111,10 @@ def run_supervised(
         )  # fmt: skip
         started = f"starting {processes} trainer process{'es' * (processes > 1)}"
         print_lines(console, [f"{started} with {model}"])
-        status = _run(command, {**_threads(processes, deployment), **secrets})
+        status = _run(command, {**_threads(processes, deployment), **secrets}, lock)
         if status != 0 or deployment.machine_rank > 0:
             return status
-        if list_checkpoints(config.output) == before and (config.output / "model").is_dir():
+        if _is_exported(config):
             return 0  # the trainer had nothing to do
         return _export(config, model, console)
 
@@ -221,11 +223,21 @@ def _threads(processes: int, deployment: Deployment) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, usable_cores() // here))}
 
 
-def _run(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run the trainer in front, hand it the signals that stop a run, and return its status."""
-    trainer = subprocess.Popen(command, env={**os.environ, **environment}, start_new_session=True)
+def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> int:
+    """Run the trainer in front, hand it the signals that stop a run, and return its status.
+
+    It stops with this process, also if that is killed, and holds the run's folder until it has.
+    """
+    trainer = subprocess.Popen(
+        [sys.executable, "-I", "-S", SUBREAPER, str(_GRACE_S), *command],
+        stdin=subprocess.PIPE,  # closed by our end, however we end: the subreaper's notice
+        env={**os.environ, "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_GRACE_S), **environment},
+        start_new_session=True,
+        pass_fds=[lock.fileno()],
+    )
     before = {
-        number: signal.signal(number, lambda got, frame: trainer.send_signal(got))
+        # The subreaper hands on SIGTERM, whatever came.
+        number: signal.signal(number, lambda got, frame: trainer.terminate())
         for number in stop_signals()
     }
     try:
@@ -234,8 +246,21 @@ def _run(command: Sequence[str], environment: dict[str, str]) -> int:
         for number, handler in before.items():
             signal.signal(number, handler)
         if trainer.poll() is None:
-            os.killpg(trainer.pid, signal.SIGKILL)
+            for pid in [*descendants(trainer.pid), trainer.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             trainer.wait()
+
+
+def _is_exported(config: Config) -> bool:
+    """Whether the model folder is newer than the last checkpoint.
+
+    An older one is of a training that was stopped, and a later command was killed before its end.
+    """
+    checkpoints, out = list_checkpoints(config.output), config.output / "model"
+    if not checkpoints or not out.is_dir():
+        return False
+    return checkpoints[-1].stat().st_mtime <= out.stat().st_mtime
 
 
 def _export(config: Config, model: Path, console: Console) -> int:

@@ -4,10 +4,12 @@
 """
 
 import asyncio
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,8 @@ from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.deployment import REPOSITORY
+from agentrl.launcher.evaluation import HeldOutFile
+from agentrl.launcher.evaluations import TaskFileOf, tasks_done
 from agentrl.rollout.llm.endpoint import (
     ChatEndpoint,
     ContextFull,
@@ -163,17 +167,29 @@ async def test_the_api_is_asked_with_openais_tools_and_its_turns_are_stored_with
 async def test_an_outage_of_the_api_costs_no_attempt(
     database: RunDatabase, mongod: EmbeddedMongod
 ) -> None:
+    tasks = [line("a"), line("b")]
+    file, told = TaskFileOf(HeldOutFile(Path("held.jsonl"), "t"), tasks), list[str]()
     async with api(lambda body: says("<answer>46</answer>")) as served:
         served.down = True
 
         async def come_back() -> None:
             while await database.records.find_one({"error": {"$regex": "^handed back"}}) is None:
                 await asyncio.sleep(0.1)
+            told.append(await tasks_done(database, file, -1))
+            while await database.outages.find_one() is None:
+                await asyncio.sleep(0.1)
+            told.append(await tasks_done(database, file, -1))
             served.down = False
 
         back = asyncio.create_task(come_back())
-        records = await evaluated(database, mongod, served, [line("a"), line("b")])
+        records = await evaluated(database, mongod, served, tasks)
         await back
+        told.append(await tasks_done(database, file, -1))
+    api_name = f"the endpoint {served.url}"
+    assert re.match(r"0 of 2 tasks \| [12] begun again after an outage: handed back: ", told[0])
+    assert f"{api_name} gives no answer of model big" in told[0]
+    assert told[1].startswith(f"0 of 2 tasks | waiting for {api_name} since ")
+    assert told[2] == "2 of 2 tasks"
     assert [record.score for record in records] == [1.0, 1.0]
     slots = [slot for task in await database.tasks.find().to_list() for slot in task["slots"]]
     assert all(slot["failures"] == 0 for slot in slots)
@@ -243,3 +259,71 @@ async def test_what_an_api_answers_is_told_apart() -> None:
         async with ChatEndpoint(model_of(served), {}, patience_s=0.7) as endpoint:
             await endpoint.complete([{"role": "user", "content": "?"}], (), 5)
     assert time.monotonic() - began < 30
+
+
+def no_turn(body: dict[str, Any]) -> bool:
+    """Whether a request is about what a router moderates."""
+    return any("moderated" in str(message["content"]) for message in body["messages"])
+
+
+async def test_a_prompt_that_never_gets_a_completion_fails_alone(
+    database: RunDatabase, mongod: EmbeddedMongod
+) -> None:
+    nothing = {"choices": [{"index": 0, "finish_reason": "stop", "message": None}]}
+
+    def reply(body: dict[str, Any]) -> dict[str, Any] | int:
+        return nothing if no_turn(body) else says("<answer>46</answer>")
+
+    lines = [line("a"), line("b", query="moderated")]
+    async with api(reply) as served:
+        records = await evaluated(database, mongod, served, lines, "--max_failures", "2")
+    assert [record.task_id for record in records] == ["a"]
+    task = await database.tasks.find_one({"task_id": "b"})
+    assert task is not None
+    [slot] = task["slots"]
+    assert (slot["status"], slot["failures"], slot["outages"]) == ("failed", 2, 0)
+    assert "EndpointRefused" in slot["error"] and "has no message" in slot["error"]
+
+
+async def test_an_api_that_answers_nothing_with_a_completion_is_away() -> None:
+    async with (
+        api(lambda body: {"choices": []}) as served,
+        ChatEndpoint(model_of(served), {}, patience_s=0.7) as endpoint,
+    ):
+        with pytest.raises(EndpointUnreachable, match="it has no choices"):
+            await endpoint.complete([{"role": "user", "content": "?"}], (), 5)
+    assert served.requests[-1]["messages"] == [{"role": "user", "content": "Hello"}]
+
+
+async def test_calls_of_other_forms_are_made_and_others_are_format_errors(
+    database: RunDatabase, mongod: EmbeddedMongod
+) -> None:
+    function = {"name": "find", "arguments": {"item": "chain"}}
+    messages = {
+        "untyped": {"tool_calls": [{"id": None, "function": function}] * 2},
+        "older": {"function_call": function},
+        "custom": {"tool_calls": [{"id": "c", "type": "custom", "custom": {"name": "x"}}]},
+        "parts": {"content": [{"type": "text", "text": "<answer>found</answer>"}]},
+    }
+
+    def reply(body: dict[str, Any]) -> dict[str, Any] | int:
+        asked, last = body["messages"][0], body["messages"][-1]
+        if last["role"] == "tool":
+            failed = last["content"].startswith("Error: ")
+            return says(f"<answer>{last['content'] if failed else 'found'}</answer>")
+        made = says("")
+        made["choices"][0]["message"] = {"content": None, **messages[asked["content"]]}
+        return {**made, "usage": {"prompt_tokens": None}}
+
+    tasks = [line(name, query=name, answer="found") for name in messages]
+    async with api(reply) as served:
+        records = await evaluated(database, mongod, served, tasks)
+    ended = {record.task_id: record for record in records}
+    assert {name: ended[name].score for name in messages} == {
+        "untyped": 1.0, "older": 1.0, "custom": 0.0, "parts": 1.0,
+    }  # fmt: skip
+    assert ended["custom"].turn_statuses == {"formaterror": 1, "completed": 1}
+    assert str(ended["custom"].final_answer).startswith("Error: a tool call must have")
+    sent = [r["messages"][1] for r in served.requests if len(r["messages"]) > 2]
+    ids = sorted([call["id"] for call in message["tool_calls"]] for message in sent)
+    assert ids == [["c"], ["call_0_0"], ["call_0_0", "call_0_1"]]

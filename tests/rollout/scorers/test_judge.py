@@ -21,12 +21,12 @@ Ask = Callable[..., Awaitable[float]]
 def judge(endpoint: ChatEndpoint, records: RecordLedger) -> Ask:
     """The score of an answer by judges of these names."""
 
-    async def ask(*names: str, answer: str = "Paris, of course") -> float:
+    async def ask(*names: str, answer: str = "Paris, of course", scorer: str = "agentcpm") -> float:
         models = tuple(
             AgentModel(model=name, base_url=endpoint.url, api_key="key", retries=1)
             for name in names
         )
-        task = make_task("agentcpm", query="Capital of France?", answer="Paris")
+        task = make_task(scorer, query="Capital of France?", answer="Paris")
         async with Scorers(AgentModels(scorer_agent=models), records) as scorers:
             score = (await scorers.score(task, make_record(answer))).score
         assert score is not None
@@ -49,6 +49,11 @@ async def test_the_judge_is_asked_with_question_reference_and_response(
     assert endpoint.keys == ["Bearer key"]
     endpoint.replies = {"a": ["JUDGEMENT: **wrong**"]}
     assert await judge("a") == 0.0
+    endpoint.replies = {"a": ["JUDGEMENT: right"]}
+    assert await judge("a", scorer="asearcher") == 1.0
+    # an object that is no verdict, and a list of parts
+    endpoint.replies = {"a": [{"so": 1}, [{"type": "text", "text": "JUDGEMENT: right"}]]}
+    assert await judge("a") == 1.0
 
 
 async def test_a_failing_model_is_tried_again_and_then_the_next_one(

@@ -4,6 +4,7 @@
     transformers_flags.py  transformers.TrainingArguments
     original_flags.py      the original AgentRL's configuration, and its scripts
     original_defaults.py   the values that flags have there if they are not given
+    original_idle.py       flags that it takes together, although one of them has no effect
 
 A flag that has the same name and meaning here is in none of these tables: it is a flag of a group.
 docs/from-agentrl.md has all of them in one table, which is made from these.

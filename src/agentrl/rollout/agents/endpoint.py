@@ -9,7 +9,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Self, cast
 
@@ -36,7 +36,8 @@ from agentrl.rollout.agents.single_turn import SingleTurnSampler
 from agentrl.rollout.agents.tool_sampler import MCPResources, ToolSampler
 from agentrl.rollout.agents.turn_status import format_error, turn_status
 from agentrl.rollout.chat import ChatRenderer, Message
-from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull, EndpointCall, EndpointTurn
+from agentrl.rollout.llm.completion import EndpointCall, EndpointTurn
+from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls import Call, MalformedCall
@@ -144,7 +145,8 @@ class EndpointSampler(ToolSampler):
             raise self.outage
         left = self.limits.of_turn(self.limits.tokens_left(self._n_tokens)).max_new_tokens
         try:
-            return await self.resources.endpoint.complete(messages, schemas, left)
+            turn = await self.resources.endpoint.complete(messages, schemas, left)
+            return _identified(turn, self.record.n_turns)
         except ContextFull:
             return StopReason.MAX_PROMPT_TOKENS
         except InfrastructureFailure as outage:
@@ -168,7 +170,7 @@ class EndpointSampler(ToolSampler):
         self, turn: EndpointTurn, asked: Sequence[Message], schemas: Sequence[dict[str, Any]]
     ) -> tuple[StopReason | None, list[Message]]:
         """Make a turn's calls; returns why the conversation ends, if it does, and the results."""
-        calls = [_read(call.name, call.arguments) for call in turn.calls]
+        calls = [_read(call) for call in turn.calls]
         fault = format_error(calls, schemas)
         cut_off = turn.finish_reason == "length"
         reason = StopReason.MAX_NEW_TOKENS if cut_off else None
@@ -297,11 +299,25 @@ def _penalties(config: Config) -> dict[str, float]:
     return {name: value for name in names if (value := getattr(config.sampling, name))}
 
 
-def _read(name: str, arguments: str) -> Call:
+def _identified(turn: EndpointTurn, number: int) -> EndpointTurn:
+    """The turn with an id for each call, by which its result is sent: its own if it has one."""
+    ids = [call.id for call in turn.calls]
+    calls = (
+        replace(call, id=f"call_{number}_{place}")
+        if not call.id or call.id in ids[:place]
+        else call
+        for place, call in enumerate(turn.calls)
+    )
+    return replace(turn, calls=tuple(calls))
+
+
+def _read(call: EndpointCall) -> Call:
+    if call.fault is not None:
+        return MalformedCall(call.fault)
     try:
-        return make_call(name, json.loads(arguments or "{}"))
-    except ValueError as error:
-        return MalformedCall(f"the arguments of the call of {name} are not JSON ({error})")
+        return make_call(call.name, json.loads(call.arguments or "{}"))
+    except (ValueError, RecursionError) as error:
+        return MalformedCall(f"the arguments of the call of {call.name} are not JSON ({error})")
 
 
 def _as_message(turn: EndpointTurn) -> Message:
@@ -312,7 +328,8 @@ def _as_message(turn: EndpointTurn) -> Message:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
+                # An API may refuse a call without a name, or without arguments.
+                "function": {"name": call.name or "unknown", "arguments": call.arguments or "{}"},
             }
             for call in turn.calls
         ]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from agentrl.failures import InfrastructureFailure
 from agentrl.limited_httpx import UNPACKED, limit_answer, tls_context
+from agentrl.rollout.llm.completion import NoTurn, read_turn
 from agentrl.rollout.llm.models import AgentModel
 
 if TYPE_CHECKING:
@@ -38,13 +39,6 @@ class ModelsUnreachable(InfrastructureFailure):
     """No model replied at all. The message lists the errors."""
 
     probe_repeats = True
-
-
-class _NoCompletion(ValueError):
-    """The answer is not an OpenAI-compatible chat completion."""
-
-    def __init__(self, begins: str) -> None:
-        super().__init__(f"no chat completion of OpenAI's form (is base_url right?): {begins}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +120,7 @@ class LLMClient:
                     await asyncio.sleep(pause * model.backoff_factor ** (attempt - 1))
                 try:
                     text = await _complete(client, model, instruction, material)
-                except (OpenAIError, _NoCompletion) as error:
+                except (OpenAIError, NoTurn) as error:
                     failures.append(f"{model.model} at {model.base_url}: {_one_line(error)}")
                     status = error.status_code if isinstance(error, APIStatusError) else None
                     answered |= status in _REFUSED
@@ -166,7 +160,7 @@ class LLMClient:
             try:
                 await _complete(client, model, instruction, material)
                 return
-            except (OpenAIError, _NoCompletion) as error:
+            except (OpenAIError, NoTurn) as error:
                 failure = error
                 refused &= isinstance(error.__cause__, ConnectError)
         if refused:
@@ -178,12 +172,12 @@ async def _complete(
     client: "AsyncOpenAI", model: AgentModel, instruction: str | None, material: str
 ) -> str:
     from openai import omit
-    from openai.types.chat import ChatCompletion, ChatCompletionMessageParam
+    from openai.types.chat import ChatCompletionMessageParam
 
     messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": material}]
     if instruction is not None:
         messages.insert(0, {"role": "system", "content": instruction})
-    completion = await client.chat.completions.create(
+    answer = await client.chat.completions.with_raw_response.create(
         model=model.model,
         messages=messages,
         temperature=model.temperature,
@@ -191,11 +185,7 @@ async def _complete(
         extra_body=model.extra_body,
     )
     # The library accepts any answer with status 200 as a completion.
-    if not isinstance(completion, ChatCompletion):
-        raise _NoCompletion(f"its answer begins {str(completion)[:_SHOWN]!r}")
-    if not completion.choices or completion.choices[0].message is None:
-        raise _NoCompletion(f"its answer begins {completion.to_json(indent=None)[:_SHOWN]!r}")
-    return completion.choices[0].message.content or ""
+    return read_turn(answer.content).content
 
 
 def _one_line(error: Exception) -> str:

@@ -9,18 +9,16 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from agentrl.failures import InfrastructureFailure, Need
 from agentrl.rollout.llm.client import open_client
+from agentrl.rollout.llm.completion import EndpointTurn, NoTurn, read_turn
 from agentrl.rollout.llm.models import AgentModel
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
-    from openai.types.chat import ChatCompletion
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +30,8 @@ _KEY = frozenset({401, 403, 404})  # the key, or the model's name
 _OF_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _CONTEXT_FULL = ("context_length", "context length", "maximum context", "too long", "max_model_len")
 _SHOWN = 300
+_MOST_WITHOUT_TURN = 8  # answers to one request, in a minute, if others are answered
+_ANOTHER, _OF_ANOTHER = ({"role": "user", "content": "Hello"},), 16  # a request, and its tokens
 
 
 class EndpointUnreachable(InfrastructureFailure):
@@ -45,38 +45,12 @@ class EndpointUnreachable(InfrastructureFailure):
 
 
 class EndpointRefused(ValueError):
-    """The API refuses the request itself. The message is one sentence."""
+    """The API refuses the request itself, or never answers it with a chat completion though it
+    answers others. The message is one sentence."""
 
 
 class ContextFull(EndpointRefused):
     """The conversation is longer than the model's context."""
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointCall:
-    """A tool call as the model wrote it. `arguments`: text that should be a JSON object."""
-
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointTurn:
-    """One answer. Token counts are 0 if the API does not give them.
-
-    `answered_at`: None in one that was read from a stored turn.
-    """
-
-    content: str
-    reasoning: str
-    calls: tuple[EndpointCall, ...]
-    finish_reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int
-    latency_s: float
-    answered_at: datetime | None = None
 
 
 class ChatEndpoint:
@@ -91,6 +65,7 @@ class ChatEndpoint:
         self._patience_s = patience_s
         self._params = {name: value for name, value in params.items() if name in _OF_OPENAI}
         self._extra = {name: value for name, value in params.items() if name not in _OF_OPENAI}
+        self._answered = 0.0  # the last time that a request was, by `time.monotonic`
         self._limit_name = "max_tokens"  # newer models of OpenAI refuse it and name another
         self._client: AsyncOpenAI | None = None
 
@@ -135,11 +110,14 @@ class ChatEndpoint:
             form = {"name": "answer", "schema": json.loads(json_schema)}
             given["response_format"] = {"type": "json_schema", "json_schema": form}
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S
+        without_turn = 0
         while True:
             asked = time.monotonic()
             try:
-                answer = await self._ask(messages, max_tokens, given)
-                return _turn(answer, time.monotonic() - asked)
+                body = await self._ask(messages, max_tokens, given)
+                turn = read_turn(body, time.monotonic() - asked)
+                self._answered = time.monotonic()
+                return turn
             except APIStatusError as error:
                 if not _is_for_now(error):
                     if self._takes_other_limit(error):
@@ -147,9 +125,14 @@ class ChatEndpoint:
                     raise self._refusal(error) from None
                 failure: Exception = error
                 pause_s = max(pause_s, _asked_pause(error))
-            except (OpenAIError, _NoTurn) as error:
+            except (OpenAIError, NoTurn) as error:
                 failure = error
-            if time.monotonic() - began + pause_s > self._patience_s:
+            late = time.monotonic() - began + pause_s > self._patience_s
+            if isinstance(failure, NoTurn):
+                without_turn += 1
+                if late or without_turn >= _MOST_WITHOUT_TURN:
+                    await self._refuse_if_others_are_answered(failure, given["model"], began)
+            if late:
                 raise self._unreachable(failure) from None
             log.info("%s: %s; asked again in %.1f s", self._name, _one_line(failure), pause_s)
             await asyncio.sleep(pause_s)
@@ -178,17 +161,33 @@ class ChatEndpoint:
         messages: Sequence[Message],
         max_tokens: int | None,
         given: Mapping[str, Any],
-    ) -> "ChatCompletion":
+    ) -> bytes:
+        """The body of the answer, unread: the library reads one of any form without an error."""
         assert self._client is not None, "the endpoint is not open"
         body: dict[str, Any] = {**self._params, **given}
         if max_tokens is not None:
             body[self._limit_name] = max_tokens
-        completion: ChatCompletion = await self._client.chat.completions.create(
+        answer = await self._client.chat.completions.with_raw_response.create(
             messages=cast(Any, messages),
             extra_body=self._extra or None,
             **body,
         )
-        return completion
+        return cast(bytes, answer.content)
+
+    async def _refuse_if_others_are_answered(
+        self, failure: NoTurn, model: str, began: float
+    ) -> None:
+        """Raise `EndpointRefused` if another request is answered, or was since `began`."""
+        from openai import OpenAIError
+
+        if self._answered < began:
+            try:
+                read_turn(await self._ask(_ANOTHER, _OF_ANOTHER, {"model": model}))
+            except (OpenAIError, NoTurn):
+                return
+        raise EndpointRefused(
+            f"{self._name} answers others, but this request time and again with {failure}"
+        )
 
     def _takes_other_limit(self, error: "APIStatusError") -> bool:
         """Whether the request may be repeated with the other name of the limit."""
@@ -215,39 +214,6 @@ class ChatEndpoint:
         )
         unreachable.for_now = isinstance(error, APIStatusError) and _is_for_now(error)
         return unreachable
-
-
-class _NoTurn(ValueError):
-    """The answer is no chat completion."""
-
-
-def _turn(completion: "ChatCompletion", latency_s: float) -> EndpointTurn:
-    from openai.types.chat import ChatCompletion
-
-    # The library takes any answer with status 200 for a completion.
-    if not isinstance(completion, ChatCompletion) or not completion.choices:
-        raise _NoTurn(f"no chat completion, but {str(completion)[:120]!r}")
-    choice, usage = completion.choices[0], completion.usage
-    message = choice.message
-    if message is None:
-        raise _NoTurn("a chat completion without a message")
-    details = usage.prompt_tokens_details if usage else None
-    extra = message.model_extra or {}
-    return EndpointTurn(
-        content=message.content or "",
-        reasoning=str(extra.get("reasoning_content") or extra.get("reasoning") or ""),
-        calls=tuple(
-            EndpointCall(call.id, call.function.name, call.function.arguments)
-            for call in message.tool_calls or ()
-            if call.type == "function"
-        ),
-        finish_reason=choice.finish_reason or "stop",
-        prompt_tokens=usage.prompt_tokens if usage else 0,
-        completion_tokens=usage.completion_tokens if usage else 0,
-        cached_tokens=(details.cached_tokens or 0) if details else 0,
-        latency_s=latency_s,
-        answered_at=datetime.now(UTC),
-    )
 
 
 def _is_for_now(error: "APIStatusError") -> bool:

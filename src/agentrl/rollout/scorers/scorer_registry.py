@@ -26,6 +26,7 @@ from agentrl.rollout.scorers.ruler import Ruler
 
 GROUP = "agentrl.scorers"
 _PLAIN_NUMBER = re.compile(r"-?\d{1,100}(\.\d{1,100})?")  # most answers; needs no parser
+JUDGE_NAMES = ("agentcpm", "asearcher")  # the second is another name for it in the original
 _registered: dict[str, Scorer] = {}
 
 
@@ -39,7 +40,7 @@ BUILT_IN: dict[str, Scorer] = {
     "contains": Scorer.of("contains", contains),
     "f1": Scorer.of("f1", f1),
     "math": _unbound("math", MathVerifier.score),
-    "agentcpm": _unbound("agentcpm", Judge.score),
+    **{name: _unbound(name, Judge.score) for name in JUDGE_NAMES},
     "http": _unbound("http", RewardService.score),
     "ruler": _unbound("ruler", Ruler.score_group),
 }
@@ -119,7 +120,7 @@ def unfit_answer(scorer: str, answer: str) -> str | None:
 
 def missing_for(name: str, agents: AgentModels) -> str | None:
     """What a scorer needs and the agent config lacks; None if nothing."""
-    if name == "agentcpm" and not agents.scorer_agent:
+    if name in JUDGE_NAMES and not agents.scorer_agent:
         return "asks a model: name one under `scorer_agent`"
     if name == "ruler" and not agents.ranking_models:
         return "asks a model: name one under `ruler_agent` or `scorer_agent`"

@@ -22,7 +22,12 @@ from agentrl.rollout.scorers.math_verifier import MathVerifier
 from agentrl.rollout.scorers.results import Score, with_scores
 from agentrl.rollout.scorers.reward_service import RewardService
 from agentrl.rollout.scorers.ruler import Ruler
-from agentrl.rollout.scorers.scorer_registry import find_scorer, known_scorers, load_scorers
+from agentrl.rollout.scorers.scorer_registry import (
+    JUDGE_NAMES,
+    find_scorer,
+    known_scorers,
+    load_scorers,
+)
 
 
 class Scorers:
@@ -37,9 +42,10 @@ class Scorers:
         self._ranking = LLMClient(agents.ranking_models, "the ranking model")
         self._math = MathVerifier()
         self._service = RewardService(agents.http_scorer)
+        judge = Judge(self._judging, agents.judge.judge_prompt_template)
         self._bound: dict[str, ScorerFunction] = {
             "math": self._math.score,
-            "agentcpm": Judge(self._judging, agents.judge.judge_prompt_template).score,
+            **dict.fromkeys(JUDGE_NAMES, judge.score),
             "http": self._service.score,
             "ruler": Ruler(self._ranking).score_group,
         }

@@ -24,6 +24,7 @@ from mcp_types import (
 )
 
 from agentrl.databases.documents import ResultFile, ToolResult
+from agentrl.foreign_text import utf8_text
 
 # Bytes of a stored result with its files. MongoDB's limit is 16 MB, but an embedded mongod, whose
 # cache is small, refuses documents of 12.
@@ -180,10 +181,3 @@ def _note_of(file: ResultFile) -> str:
 def _describe(file: ResultFile) -> str:
     name = f"{file.kind} {file.uri}" if file.uri else file.kind
     return f"{name} ({file.mime_type}, {len(file.data)} bytes)"
-
-
-def utf8_text(text: str) -> str:
-    """The text with lone surrogates, which UTF-8 cannot encode, replaced."""
-    if text.isascii():  # known without a look at it
-        return text
-    return text.encode("utf-8", "replace").decode("utf-8")

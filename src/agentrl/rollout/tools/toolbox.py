@@ -18,6 +18,7 @@ from agentrl.configs import AgentConfig, comma_separated
 from agentrl.databases.documents import ResultFile, Task
 from agentrl.databases.records import RecordLedger
 from agentrl.failures import InfrastructureFailure
+from agentrl.foreign_text import utf8_text
 from agentrl.limited_httpx import tls_context
 from agentrl.rollout.tools.aggregator import AggregatedServer, Aggregator
 from agentrl.rollout.tools.calls import (
@@ -37,7 +38,6 @@ from agentrl.rollout.tools.results import (
     kept_result,
     read_result,
     shorten,
-    utf8_text,
 )
 from agentrl.rollout.tools.sandboxes import create_kwargs
 from agentrl.rollout.tools.server import MCPServer

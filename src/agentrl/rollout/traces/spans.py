@@ -30,7 +30,7 @@ from agentrl.databases.documents import (
     RecordStatus,
     ToolCall,
 )
-from agentrl.rollout.tools.results import utf8_text
+from agentrl.foreign_text import utf8_text
 from agentrl.rollout.traces import names
 from agentrl.rollout.traces.ended import EndedRecord, Failure
 from agentrl.rollout.traces.names import OWN
