@@ -7,7 +7,8 @@ history, ask it through the gateway, through LiteLLM's proxy, and directly, roun
     rate      sessions that do not, over a service that takes no time: calls for each CPU second of
               the gateway or the proxy
 
-The gateway stores each turn in a database before it answers; the proxy stores nothing.
+The gateway stores each turn in a database before it answers, durably; the proxy stores nothing.
+`durable_write`: what such a write takes by itself here, after as long a pause.
 
     bash benchmarks/gateway.sh [--quick] [--save]      sets up LiteLLM's environment, once
 """
@@ -34,6 +35,7 @@ import orjson
 import psutil
 import uvloop
 from aiohttp import web
+from pymongo import InsertOne
 from report import finish, parse_flags
 
 from agentrl.databases import runs, services
@@ -281,6 +283,19 @@ async def bytes_by_turn(database: RunDatabase) -> dict[int, int]:
     return {turn: int(statistics.median(sizes[turn])) for turn in sorted(sizes)}
 
 
+async def durable_writes(database: RunDatabase, seconds: float) -> list[float]:
+    """Seconds of each insertion of a document of a turn's size, one after the other."""
+    taken: list[float] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        await asyncio.sleep(PAUSE_S / 64)
+        insertion = InsertOne({"_id": secrets.token_hex(8), "text": "x" * 1000})
+        began = time.perf_counter()
+        await database.turns.bulk_write([insertion], ordered=False)
+        taken.append(time.perf_counter() - began)
+    return taken
+
+
 def milliseconds(values: Sequence[float]) -> dict[str, float]:
     """Median and 99th percentile."""
     ordered = sorted(values)
@@ -303,6 +318,7 @@ async def main(flags: argparse.Namespace) -> None:
                         added[way.name] += made.added
                 latency[str(sessions)] = {name: milliseconds(v) for name, v in added.items()}
             stored = await bytes_by_turn(database)
+            writes = milliseconds(await durable_writes(database, seconds))
         async with ways(Path(folder), CLOSED, 0.0) as (all_ways, _):
             for warm in (True, *(False for _ in range(rounds))):
                 for way in all_ways:
@@ -315,6 +331,7 @@ async def main(flags: argparse.Namespace) -> None:
         "turns_of_a_session": TURNS,
         "service_s": LATENCY_S,
         "added": latency,
+        "durable_write": writes,
         "calls_per_s": {n: round(statistics.median(r for r, _ in v), 1) for n, v in rates.items()},
         "calls_per_cpu_s": {
             n: round(statistics.median(c for _, c in v), 1) for n, v in rates.items()
