@@ -283,7 +283,7 @@ def test_demonstrations_of_a_rollout_and_its_forks_have_what_they_share_once(fir
     chosen = [("r", forked), ("f", forks[0])] if first == "rollout" else [
         ("f", forks[0]), ("g", forks[1])
     ]  # fmt: skip
-    trees = [tree for _, tree in demonstrations(chosen, 100)]
+    trees = [row.made for row in demonstrations(chosen, 100)]
     assert all(isinstance(tree, TokenTree) for tree in trees)
     assert [tree["mask"].tolist() for tree in trees if isinstance(tree, TokenTree)] == [
         [0, 0, 1, 1, 0, 1, 1, 0, 1, 1], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1],
