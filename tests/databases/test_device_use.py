@@ -1,7 +1,9 @@
 """The time for which processes of a run had their devices, on a real mongod."""
 
+import time
 from datetime import timedelta
 
+from agentrl.databases import device_use
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.device_use import SERVICE, TRAINER, Devices, device_hours, note_use
 from agentrl.databases.documents import DeviceUse
@@ -16,6 +18,15 @@ async def lasted(database: RunDatabase, process: str, hours: float) -> None:
     until = DeviceUse.from_mongo(found).until
     began = until - timedelta(hours=hours)
     await database.device_use.update_one({"_id": process}, {"$set": {"began": began}})
+
+
+async def test_a_process_has_its_devices_while_it_loads(database: RunDatabase) -> None:
+    await note_use(database, "trainer", GPUS)
+    found = await database.device_use.find_one({"_id": "trainer"})
+    use = DeviceUse.from_mongo(found or {})
+    since_import = timedelta(seconds=time.monotonic() - device_use._LOADED_AT)
+    assert timedelta(0) <= since_import - (use.until - use.began) < timedelta(seconds=5)
+    assert use.until > use.began
 
 
 async def test_hours_of_all_processes_add_up_and_devices_in_turns_count_once(

@@ -1,9 +1,11 @@
 """How long the trainer and the services of a run have had their devices.
 
 Each process has a document (`DeviceUse`), which its heartbeats extend; so a process that was killed
-counts up to its last one. Services that were given by URL write none.
+counts up to its last one. It begins with the process, which has its devices while it loads.
+Services that were given by URL write none.
 """
 
+import time
 from dataclasses import asdict, dataclass
 
 from pymongo.write_concern import WriteConcern
@@ -11,6 +13,7 @@ from pymongo.write_concern import WriteConcern
 from agentrl.databases.connection import RunDatabase
 
 TRAINER, SERVICE = "trainer", "service"
+_LOADED_AT = time.monotonic()  # with the first imports of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,9 @@ class DeviceHours:
 
 async def note_use(database: RunDatabase, process: str, devices: Devices) -> None:
     """Note that the process has its devices now. `process`: a name that no later one gets."""
-    times = {"began": {"$ifNull": ["$began", "$$NOW"]}, "until": "$$NOW"}
+    age_ms = int(1000 * (time.monotonic() - _LOADED_AT))
+    began = {"$ifNull": ["$began", {"$subtract": ["$$NOW", age_ms]}]}
+    times = {"began": began, "until": "$$NOW"}
     uses = database.device_use.with_options(write_concern=WriteConcern(1))
     await uses.update_one({"_id": process}, [{"$set": {**asdict(devices), **times}}], upsert=True)
 

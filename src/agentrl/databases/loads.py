@@ -41,12 +41,16 @@ async def store_loads(
     await samplers.update_one(
         {"_id": sampler}, [{"$set": {**asdict(own), "at": "$$NOW"}}], upsert=True
     )
-    stored_before = {"$lt": ["$load.at", {"$subtract": ["$$NOW", _AGAIN_MS]}]}  # or never
+    # Most of them another sampler has stored just now: one look for all costs mongod less than as
+    # many updates that change nothing.
+    is_old = {"$lt": ["$load.at", {"$subtract": ["$$NOW", _AGAIN_MS]}]}  # or there is none
+    listed = database.services.find({"_id": {"$in": list(services)}, "$expr": is_old}, {"_id": 1})
     updates = [
         UpdateOne(
-            {"_id": url, "$expr": stored_before}, [{"$set": {"load": {**load, "at": "$$NOW"}}}]
+            {"_id": url, "$expr": is_old},
+            [{"$set": {"load": {**services[url], "at": "$$NOW"}}}],
         )
-        for url, load in services.items()
+        for url in [service["_id"] async for service in listed]
     ]
     if updates:
         await database.services.with_options(write_concern=soon).bulk_write(updates, ordered=False)

@@ -232,6 +232,23 @@ def test_a_full_queue_drops_and_never_waits(
     assert f"{len(receiver.traces())} sent, {40 - len(receiver.traces())} dropped" in caplog.text
 
 
+def test_what_ends_while_others_are_collected_is_sent_as_soon_as_there_is_enough(
+    receiver: TraceReceiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def put_all() -> None:
+        config = parse_config(["--otlp_endpoint", receiver.url]).run
+        async with Traces.open(config, Spans("run", "model")) as traces:
+            for number in range(60):
+                traces.put(EndedRecord(_record(number), []))
+                while number % 20 == 19 and len(receiver.traces()) <= number:
+                    await asyncio.sleep(0.01)
+
+    monkeypatch.setattr("agentrl.rollout.traces.export.COLLECT_S", 3600.0)
+    monkeypatch.setattr("agentrl.rollout.traces.export.TURNS_SENT", 20)
+    asyncio.run(put_all())
+    assert len(receiver.traces()) == 60
+
+
 def test_long_and_broken_texts_become_spans() -> None:
     record = _record(0).model_copy(
         update={"final_answer": "x" * (LONGEST_TEXT + 5), "query": "half \ud800", "score": 0.5}

@@ -53,7 +53,8 @@ class Traces:
         self._waiting = 0  # turns in the queue
         self._given = self._sent = 0  # traces
         self._told = False  # that some are dropped
-        self._closing = threading.Event()
+        self._closing = False
+        self._soon = threading.Event()  # enough waits for a request, or the process ends
         self._thread = threading.Thread(target=self._send_all, name="traces", daemon=True)
 
     @classmethod
@@ -83,6 +84,7 @@ class Traces:
             full = self._waiting > 0 and self._waiting + size > MOST_TURNS
             if not full:
                 self._waiting += size
+                self._hurry()
         if full:
             self._tell(f"{MOST_TURNS} turns wait for it")
         else:
@@ -94,16 +96,14 @@ class Traces:
             taken, closing = self._collect()
             with self._counts:
                 self._waiting -= sum(map(_size, taken))
+                self._hurry()
             self._send(taken)
 
     def _collect(self) -> tuple[list[EndedRecord], bool]:
         """The Records of the next request, and whether it is the last one."""
         taken: list[EndedRecord] = []
         ended, turns = self._queue.get(), 0
-        with self._counts:
-            enough = self._waiting >= TURNS_SENT
-        if not enough:
-            self._closing.wait(COLLECT_S)  # and is not woken by each Record that comes
+        self._soon.wait(COLLECT_S)  # and is not woken by each Record that comes
         while ended is not None:
             taken.append(ended)
             turns += _size(ended)
@@ -114,6 +114,13 @@ class Traces:
             except queue.Empty:
                 return taken, False
         return taken, True
+
+    def _hurry(self) -> None:
+        """Let the thread collect no longer if enough waits. The caller holds `_counts`."""
+        if self._closing or self._waiting >= TURNS_SENT:
+            self._soon.set()
+        else:
+            self._soon.clear()
 
     def _send(self, records: Sequence[EndedRecord]) -> None:
         request = self._spans.request()
@@ -146,7 +153,9 @@ class Traces:
 
     def _close(self) -> None:
         self._queue.put(None)
-        self._closing.set()
+        with self._counts:
+            self._closing = True
+            self._hurry()
         self._thread.join(CLOSE_S)
         self._exporter.shutdown()  # ends its pauses between tries
         self._thread.join(1.0)

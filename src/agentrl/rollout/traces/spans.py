@@ -232,7 +232,7 @@ class _Trace:
             told[f"{OWN}summarised_by"] = call.summarised_by
         if call.is_error:
             told[names.ERROR_TYPE] = "tool_error"
-        end = begin + int(seconds * 1e9)
+        end = begin + round(seconds * 1e9)
         span = self._span(self._call, begin, end, told)
         span.name = f"{names.EXECUTE_TOOL} {name}"
         if call.is_error:
@@ -319,12 +319,12 @@ def _end_of(turn: DispatchedSamplingTask) -> int:
     """When its answer was there. Turns of earlier versions of the program do not say."""
     if turn.answered_at is not None:
         return _ns(turn.answered_at)
-    return _ns(turn.created_at) - int(turn.tools_latency_s * 1e9)
+    return _ns(turn.created_at) - round(turn.tools_latency_s * 1e9)
 
 
 def _begin_of(turn: DispatchedSamplingTask, end: int) -> int:
     """When it was asked for. One that was read from a stored turn took no time."""
-    return end - (0 if turn.replayed else int(turn.generate_latency_s * 1e9))
+    return end - (0 if turn.replayed else round(turn.generate_latency_s * 1e9))
 
 
 def _answer(turn: DispatchedSamplingTask) -> str:
