@@ -15,6 +15,7 @@ from ports import free_port
 
 from agentrl import cli
 from agentrl.configs import ConfigError, parse_config
+from agentrl.launcher import evaluate
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.preflight import check_model, check_output
 from agentrl.launcher.receiver_checks import check_trace_receiver, check_trackers
@@ -330,3 +331,8 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     with write_whole(path) as partial:
         partial.write_text('{"steps": 3}')
     assert steps_finished(tmp_path) == 3
+
+
+def test_an_evaluation_is_told_how_many_rollouts_by_its_own_flag() -> None:
+    with pytest.raises(ConfigError, match=r"so give --eval_rollouts 1$"):
+        evaluate.main(["--model", str(DEMO_MODEL), "--tasks", "t", "--num_generations", "1"])

@@ -45,7 +45,8 @@ def test_the_least_free_memory_counts_and_a_part_of_a_gpu_is_refused() -> None:
     [
         ("81559, 81079", "Enabled", "is divided by MIG, .* leave it out .* nvidia-smi -i 1 -mig 0"),
         ("[N/A], [N/A]", "Enabled", "is divided by MIG"),
-        ("[N/A], [N/A]", "[N/A]", "has memory that nvidia-smi does not know"),
+        ("[N/A], [N/A]", "[N/A]", r"has memory that nvidia-smi does not know \(\[N/A\]\)"),
+        ("81559, [GPU requires reset]", "Disabled", r".* not know \(\[GPU requires reset\]\)"),
     ],
 )
 def test_a_gpu_on_which_nothing_can_be_placed_is_refused_and_can_be_left_out(
@@ -59,6 +60,11 @@ def test_a_gpu_on_which_nothing_can_be_placed_is_refused_and_can_be_left_out(
         with pytest.raises(ConfigError, match=rf"GPU 1 \(Odd\) {said}"):
             visible(gpus, named)
     assert [gpu.device for gpu in visible(gpus, "0,2")] == ["0", "2"]
+
+
+def test_blank_lines_and_warnings_beside_the_table_are_no_gpus() -> None:
+    warned = "WARNING: infoROM is corrupted at gpu 0000:3B:00.0"
+    assert listed_gpus(f"\n{warned}\n{LISTED}\n  \n{warned}\n") == listed_gpus(LISTED)
 
 
 def nvidia_smi(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +161,6 @@ def test_host_memory_and_cores_are_those_of_the_container_and_of_the_job(
 def test_an_inventory_can_be_described_for_planning() -> None:
     assert [gpu.free for gpu in described("2x24").gpus] == [24 * GIB, 24 * GIB]
     assert described("2x8x141").machines == 2 and len(described("2x8x141").gpus) == 8
-    for wrong in ("8", "0x80", "8x0", "axb", "8x80x"):
+    for wrong in ("8", "0x80", "00x80", "00x8x80", "8x0", "8x0.0", "axb", "8x80x"):
         with pytest.raises(ConfigError, match=f"--gpus {wrong}: give the number"):
             described(wrong)

@@ -1,5 +1,6 @@
 """Adapters on families of models: what is adapted, trained, published and exported."""
 
+import json
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformers import (
     PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
+    Zamba2Config,
 )
 
 from agentrl.configs import (
@@ -34,7 +36,7 @@ from agentrl.training.checkpoint.layout import TrainerState, checkpoint_path
 from agentrl.training.checkpoint.save import CheckpointSaver
 from agentrl.training.model.export import export_checkpoint
 from agentrl.training.model.loading import empty_model
-from agentrl.training.model.lora import add_adapter
+from agentrl.training.model.lora import add_adapter, is_adapter_weight, save_adapter
 from agentrl.training.model.model_folder import load_tokenizer, save_model_folder
 from agentrl.training.model.weight_gathering import WeightGatherer
 from agentrl.training.model.written_form import written_form
@@ -167,6 +169,41 @@ def test_a_run_trains_and_publishes_float32_weights_beside_frozen_bfloat16(
             weights |= load_file(file)
         others = {name for name in stored if not same(weights[name], stored[name])}
         assert {name.split(".")[-2] for name in others} == changed
+
+
+def exported(model: PreTrainedModel, folder: Path) -> tuple[bool, set[str]]:
+    """Whether PEFT reads the model's exported adapter rightly, and the names it is written with."""
+
+    def make_model() -> PreTrainedModel:
+        with torch.device("meta"):
+            made: PreTrainedModel = AutoModelForCausalLM.from_config(model.config)
+        return made
+
+    add_adapter(model, LORA, frozen_dtype=torch.float32)
+    weights = {n: value for n, value in model.state_dict().items() if is_adapter_weight(n)}
+    right = save_adapter(weights, LORA, folder, folder, make_model)
+    described = json.loads((folder / "adapter_config.json").read_text())
+    return right, set(described["target_modules"])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_adapter_is_known_that_peft_takes_for_one_of_experts(
+    family: str, tmp_path: Path
+) -> None:
+    wrong = family in ("glm4_moe", "deepseek_v3")
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(FAMILIES[family]())
+    right, names = exported(model, tmp_path)
+    assert right is not wrong and names == ADAPTED[family]
+
+
+def test_layers_have_their_full_names_where_short_ones_name_others_too(tmp_path: Path) -> None:
+    config = Zamba2Config(
+        **{**SIZES, "num_hidden_layers": 4}, layers_block_type=["mamba", "hybrid"] * 2,
+        mamba_ngroups=1, n_mamba_heads=8, mamba_d_state=8, mamba_headdim=8, num_mem_blocks=1,
+        intermediate_size=48, use_shared_attention_adapter=False, adapter_rank=4,
+    )  # fmt: skip
+    right, names = exported(AutoModelForCausalLM.from_config(config), tmp_path)
+    assert right and all(name.startswith("model.layers.") for name in names)
 
 
 SIZES = {

@@ -86,6 +86,11 @@ def main(argv: Sequence[str]) -> int:
     Raises for bad input, before anything is started.
     """
     given = eval_parser().parse(argv)
+    if (group := given.values.get("num_generations")) is not None:
+        raise ConfigError(
+            f"--num_generations {group}: counts rollouts in training; an evaluation makes "
+            f"--eval_rollouts of each task, so give --eval_rollouts {group}"
+        )
     asked = _asked(given)
     config = config_of(merged(asked.layers))
     if not asked.tasks:

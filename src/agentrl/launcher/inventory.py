@@ -145,26 +145,29 @@ def listed_gpus(text: str) -> dict[str, Gpu]:
     """Parse nvidia-smi's table into the GPUs by UUID, in the order of their indices.
 
     Raises `ConfigError` for a line that is not of a GPU, as nvidia-smi writes of one that is lost.
+    Its warnings, which stand beside the table, are skipped.
     """
     gpus = {}
     for line in text.splitlines():
+        if not line.strip() or line.lstrip().lower().startswith("warning:"):
+            continue
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(_QUERY.split(",")):
             raise ConfigError(f"nvidia-smi lists no GPU, but says: {line.strip()}")
         index, uuid, name, total, free, mig = cells
-        known = total.isdecimal() and free.isdecimal()
+        unknown = [size for size in (total, free) if not size.isdecimal()]
         fault = None
         if mig == "Enabled":  # or Disabled, or [N/A] of a GPU that cannot be divided
             fault = (
                 "is divided by MIG, and whole GPUs are needed: leave it out with "
                 f"CUDA_VISIBLE_DEVICES, or end MIG mode (as root: nvidia-smi -i {index} -mig 0)"
             )
-        elif not known:
+        elif unknown:
             fault = (
-                f"has memory that nvidia-smi does not know ({total}): leave it out with "
+                f"has memory that nvidia-smi does not know ({unknown[0]}): leave it out with "
                 "CUDA_VISIBLE_DEVICES"
             )
-        memory = (int(total) * _MIB, int(free) * _MIB) if known else (0, 0)
+        memory = (0, 0) if unknown else (int(total) * _MIB, int(free) * _MIB)
         gpus[uuid] = Gpu(index, name, *memory, fault)
     return gpus
 
@@ -206,11 +209,13 @@ def _named(gpus: Mapping[str, Gpu], named: str) -> Iterator[Gpu]:
 def described(text: str) -> Inventory:
     """The inventory that `[MACHINESx]GPUSxGIB` describes: 8x80 or 2x8x141. Raises `ConfigError`."""
     parts = _DESCRIBED.fullmatch(text)
-    if parts is None or "0" in parts.groups()[:2] or not float(parts[3]):
+    machines, count, size = (
+        (int(parts[1] or 1), int(parts[2]), int(float(parts[3]) * GIB)) if parts else (0, 0, 0)
+    )
+    if not (machines and count and size):
         raise ConfigError(
             f"--gpus {text}: give the number of GPUs and the GiB of each, such as 8x80, or 2x8x80 "
             "for two machines"
         )
-    size = int(float(parts[3]) * GIB)
-    gpus = tuple(Gpu(str(number), "", size, size) for number in range(int(parts[2])))
-    return Inventory(gpus, int(parts[1] or 1))
+    gpus = tuple(Gpu(str(number), "", size, size) for number in range(count))
+    return Inventory(gpus, machines)

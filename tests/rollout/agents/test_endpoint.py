@@ -25,6 +25,7 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.deployment import REPOSITORY
 from agentrl.launcher.evaluation import HeldOutFile
 from agentrl.launcher.evaluations import TaskFileOf, tasks_done
+from agentrl.rollout.llm import endpoint as endpoint_module
 from agentrl.rollout.llm.endpoint import (
     ChatEndpoint,
     ContextFull,
@@ -55,14 +56,16 @@ def says(content: str, *calls: tuple[str, str], finish: str | None = None) -> di
 
 @dataclass
 class Api:
-    """Answers with what `reply` makes of a request; a number is the status of an error."""
+    """Answers with what `reply` makes of a request; a number is the status of an error, and None
+    hangs until `released`."""
 
-    reply: Callable[[dict[str, Any]], dict[str, Any] | int]
+    reply: Callable[[dict[str, Any]], dict[str, Any] | int | None]
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     error: str = "overloaded"
     down: bool = False
+    released: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def answer(self, request: web.Request) -> web.Response:
         if self.down:
@@ -71,6 +74,8 @@ class Api:
         self.requests.append(body)
         self.keys.append(request.headers.get("Authorization", ""))
         reply = self.reply(body)
+        if reply is None:
+            await self.released.wait()
         if isinstance(reply, int):
             told = {"error": {"message": self.error}}
             return web.json_response(told, status=reply, headers={"Retry-After": "0"})
@@ -83,7 +88,7 @@ class Api:
 
 
 @asynccontextmanager
-async def api(reply: Callable[[dict[str, Any]], dict[str, Any] | int]) -> AsyncIterator[Api]:
+async def api(reply: Callable[[dict[str, Any]], dict[str, Any] | int | None]) -> AsyncIterator[Api]:
     served = Api(reply)
     app = web.Application()
     app.router.add_post("/v1/chat/completions", served.answer)
@@ -283,6 +288,66 @@ async def test_a_prompt_that_never_gets_a_completion_fails_alone(
     [slot] = task["slots"]
     assert (slot["status"], slot["failures"], slot["outages"]) == ("failed", 2, 0)
     assert "EndpointRefused" in slot["error"] and "has no message" in slot["error"]
+
+
+@pytest.mark.parametrize("status", [500, 429])
+async def test_a_prompt_that_is_refused_for_now_time_and_again_fails_alone(
+    status: int, database: RunDatabase, mongod: EmbeddedMongod
+) -> None:
+    lines = [line("a"), line("b", query="moderated")]
+    async with api(lambda body: status if no_turn(body) else says("<answer>46</answer>")) as served:
+        records = await evaluated(database, mongod, served, lines, "--max_failures", "2")
+    assert [record.task_id for record in records] == ["a"]
+    task = await database.tasks.find_one({"task_id": "b"})
+    assert task is not None
+    [slot] = task["slots"]
+    assert (slot["status"], slot["failures"], slot["outages"]) == ("failed", 2, 0)
+    assert f"Error code: {status}" in slot["error"]
+    assert sum(map(no_turn, served.requests)) < 20
+
+
+async def test_a_prompt_has_its_failures_and_in_an_overload_the_whole_patience(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint_module, "_LONGEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(endpoint_module, "_FIRST_PAUSE_S", 0.01)
+    answers: dict[str, int | None] = {"moderated": 500}
+    async with (
+        api(lambda body: answers["moderated"] if no_turn(body) else says("yes")) as served,
+        ChatEndpoint(model_of(served), {}, patience_s=60) as patient,
+        ChatEndpoint(model_of(served), {}, patience_s=1) as hasty,
+    ):
+        asked: list[dict[str, Any]] = [{"role": "user", "content": "moderated"}]
+        with pytest.raises(EndpointRefused, match=r"answers others, but this request 8 times"):
+            await patient.complete(asked, (), 5)
+        answers["moderated"] = 429
+        began = time.monotonic()
+        with pytest.raises(EndpointRefused, match="Error code: 429"):
+            await hasty.complete(asked, (), 5)
+        assert time.monotonic() - began > 0.9
+        assert sum(map(no_turn, served.requests)) > 16
+        answers["moderated"] = None
+        model = model_of(served).model_copy(update={"timeout": 0.2})
+        async with ChatEndpoint(model, {}, patience_s=60) as short:
+            with pytest.raises(EndpointRefused, match="8 times with APITimeoutError"):
+                await short.complete(asked, (), 5)
+        served.released.set()
+
+
+async def test_an_outage_that_follows_answers_to_others_stays_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(endpoint_module, "_LONGEST_PAUSE_S", 0.05)
+    replies: list[dict[str, Any] | int] = [says("yes"), *[502] * 100]
+    async with (
+        api(lambda body: replies.pop(0)) as served,
+        ChatEndpoint(model_of(served), {}, patience_s=2) as endpoint,
+    ):
+        question: list[dict[str, Any]] = [{"role": "user", "content": "?"}]
+        assert (await endpoint.complete(question, (), 5)).content == "yes"
+        with pytest.raises(EndpointUnreachable, match="502"):
+            await endpoint.complete(question, (), 5)
+    assert len(served.requests) > 10
 
 
 async def test_an_api_that_answers_nothing_with_a_completion_is_away() -> None:

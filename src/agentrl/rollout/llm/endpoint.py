@@ -30,7 +30,8 @@ _KEY = frozenset({401, 403, 404})  # the key, or the model's name
 _OF_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _CONTEXT_FULL = ("context_length", "context length", "maximum context", "too long", "max_model_len")
 _SHOWN = 300
-_MOST_WITHOUT_TURN = 8  # answers to one request, in a minute, if others are answered
+_OVERLOADED = frozenset({429, 503})
+_MOST_FAILURES = 8  # of one request, in a minute, if others are answered
 _ANOTHER, _OF_ANOTHER = ({"role": "user", "content": "Hello"},), 16  # a request, and its tokens
 
 
@@ -45,8 +46,8 @@ class EndpointUnreachable(InfrastructureFailure):
 
 
 class EndpointRefused(ValueError):
-    """The API refuses the request itself, or never answers it with a chat completion though it
-    answers others. The message is one sentence."""
+    """The API refuses the request itself, or never answers it with a chat completion (5xx, 429, a
+    time-out, a body that is none) though it answers others. The message is one sentence."""
 
 
 class ContextFull(EndpointRefused):
@@ -110,7 +111,7 @@ class ChatEndpoint:
             form = {"name": "answer", "schema": json.loads(json_schema)}
             given["response_format"] = {"type": "json_schema", "json_schema": form}
         began, pause_s = time.monotonic(), _FIRST_PAUSE_S
-        without_turn = 0
+        failures = counted = 0
         while True:
             asked = time.monotonic()
             try:
@@ -128,10 +129,15 @@ class ChatEndpoint:
             except (OpenAIError, NoTurn) as error:
                 failure = error
             late = time.monotonic() - began + pause_s > self._patience_s
-            if isinstance(failure, NoTurn):
-                without_turn += 1
-                if late or without_turn >= _MOST_WITHOUT_TURN:
-                    await self._refuse_if_others_are_answered(failure, given["model"], began)
+            failures += 1
+            # An overloaded API answers others now and then: it gets the whole patience.
+            counted += not _is_overload(failure)
+            many = not _is_overload(failure) and counted % _MOST_FAILURES == 0
+            if (late or many) and await self._answers_others(given["model"], asked):
+                raise EndpointRefused(
+                    f"{self._name} answers others, but this request {failures} "
+                    f"time{'s' * (failures > 1)} with {_one_line(failure)}"
+                ) from None
             if late:
                 raise self._unreachable(failure) from None
             log.info("%s: %s; asked again in %.1f s", self._name, _one_line(failure), pause_s)
@@ -174,20 +180,17 @@ class ChatEndpoint:
         )
         return cast(bytes, answer.content)
 
-    async def _refuse_if_others_are_answered(
-        self, failure: NoTurn, model: str, began: float
-    ) -> None:
-        """Raise `EndpointRefused` if another request is answered, or was since `began`."""
+    async def _answers_others(self, model: str, since: float) -> bool:
+        """Whether another request is answered, or was since the time `since`."""
         from openai import OpenAIError
 
-        if self._answered < began:
+        if self._answered < since:
             try:
                 read_turn(await self._ask(_ANOTHER, _OF_ANOTHER, {"model": model}))
             except (OpenAIError, NoTurn):
-                return
-        raise EndpointRefused(
-            f"{self._name} answers others, but this request time and again with {failure}"
-        )
+                return False
+            self._answered = time.monotonic()
+        return True
 
     def _takes_other_limit(self, error: "APIStatusError") -> bool:
         """Whether the request may be repeated with the other name of the limit."""
@@ -218,6 +221,12 @@ class ChatEndpoint:
 
 def _is_for_now(error: "APIStatusError") -> bool:
     return error.status_code in _FOR_NOW or error.status_code >= 500
+
+
+def _is_overload(failure: Exception) -> bool:
+    from openai import APIStatusError
+
+    return isinstance(failure, APIStatusError) and failure.status_code in _OVERLOADED
 
 
 def _asked_pause(error: "APIStatusError") -> float:

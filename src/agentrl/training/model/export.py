@@ -4,9 +4,11 @@ One process exports one file of weights at a time, so that the model may be larg
 Optimizer state is not read. Only merging an adapter needs the whole model in memory.
 """
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -31,6 +33,8 @@ from agentrl.training.model.model_folder import (
 )
 from agentrl.training.model.weight_files import FILE_BYTES, plan_files
 from agentrl.training.model.written_form import WrittenForm, written_form
+
+log = logging.getLogger(__name__)
 
 # Reads weights by their names in the model.
 Reader = Callable[[Sequence[str]], dict[str, Tensor]]
@@ -74,7 +78,7 @@ def export_checkpoint(
 
 
 def export_adapter(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> None:
-    """Write only the adapter of a checkpoint, as a PEFT folder.
+    """Write only the adapter of a checkpoint, as a PEFT folder; warns if PEFT loads it wrongly.
 
     Raises the errors of `export_checkpoint`, and `ConfigError` if the checkpoint has no adapter.
     """
@@ -85,8 +89,15 @@ def export_adapter(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> None
             f"--adapter: {checkpoint_dir} was trained without --lora_rank and holds no adapter"
         )
     _check_new(out_dir)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model_dir))
+
+    def make_model() -> PreTrainedModel:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                AutoConfig.from_pretrained(model_dir)
+            )
+        return model
+
+    model = make_model()
     add_adapter(model, lora, frozen_dtype=torch.float32)
     weights = {
         name: torch.empty_like(value, device="cpu")
@@ -96,8 +107,15 @@ def export_adapter(checkpoint_dir: Path, model_dir: Path, out_dir: Path) -> None
     _load(weights, checkpoint_dir, model_dir)
     out_dir.parent.mkdir(parents=True, exist_ok=True)
     with written_at_once(out_dir) as folder:
-        save_adapter(weights, lora, model_dir, folder)
+        right = save_adapter(weights, lora, model_dir, folder, make_model)
         load_tokenizer(str(model_dir)).save_pretrained(folder)
+    if not right:
+        log.warning(
+            "PEFT %s adapts other layers of this model than were trained, so that it loads %s "
+            "wrongly: export the merged model (without --adapter)",
+            version("peft"),
+            out_dir,
+        )
 
 
 def _check_new(out_dir: Path) -> None:

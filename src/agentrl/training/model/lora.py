@@ -9,7 +9,7 @@ Not in here: where weights come from (`loading`) and the model's folders (`model
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -122,28 +122,53 @@ def merge(weight: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
 
 
 def save_adapter(
-    weights: Mapping[str, Tensor], config: LoraConfig, base: Path, folder: Path
-) -> None:
-    """Write an adapter as a PEFT folder. `weights` have their names in the adapted model.
+    weights: Mapping[str, Tensor],
+    config: LoraConfig,
+    base: Path,
+    folder: Path,
+    make_model: Callable[[], PreTrainedModel],
+) -> bool:
+    """Write an adapter as a PEFT folder; returns whether PEFT adapts the same layers by it.
 
-    `base`: the folder of the adapted model.
+    `weights` have their names in the adapted model. `base`: the folder of the adapted model, which
+    `make_model` makes without adapter.
     """
     from peft import LoraConfig as PeftConfig
 
-    layers = sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in weights})
-    PeftConfig(
-        r=config.lora_rank,
-        lora_alpha=config.lora_alpha,
-        target_modules=layers,
-        base_model_name_or_path=str(base),
-        task_type="CAUSAL_LM",
-        inference_mode=True,
-    ).save_pretrained(str(folder))
+    layers = {name.partition(".lora_")[0] for name in weights}
+    short = {layer.rpartition(".")[2] for layer in layers}
+    # Short names are what all tools know; in some models they name other modules too.
+    for targets in (short, layers, short):
+        PeftConfig(
+            r=config.lora_rank,
+            lora_alpha=config.lora_alpha,
+            target_modules=sorted(targets),
+            base_model_name_or_path=str(base),
+            task_type="CAUSAL_LM",
+            inference_mode=True,
+        ).save_pretrained(str(folder))
+        right = _adapted_by_peft(make_model(), folder) == weights.keys()
+        if right:
+            break
     tensors = {
         f"base_model.model.{name.replace(f'.{_ADAPTER}.', '.')}": tensor.contiguous()
         for name, tensor in weights.items()
     }
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    return right
+
+
+def _adapted_by_peft(model: PreTrainedModel, folder: Path) -> set[str]:
+    """The adapter weights that PEFT makes for the folder; none if it refuses the folder."""
+    from peft import LoraConfig as PeftConfig
+    from peft import inject_adapter_in_model
+
+    described = PeftConfig.from_pretrained(str(folder))
+    try:
+        inject_adapter_in_model(described, model, _ADAPTER, low_cpu_mem_usage=True)
+    except ValueError:  # of a name that is also that of a module which cannot be adapted
+        return set()
+    return {name for name in model.state_dict() if ".lora_" in name}
 
 
 def _adapted_layers(model: nn.Module) -> "list[Linear]":
