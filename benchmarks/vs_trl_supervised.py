@@ -1,7 +1,8 @@
 """The SFT and the DPO step beside TRL's: time and peak memory, on the same rows and model.
 
     sft   "single": rows of a prompt of their own; "siblings": two rows on one long prompt
-    dpo   "single": two pairs on short prompts; "siblings": a pair on a long one, which it shares
+    dpo   "single": two pairs on short prompts; "siblings": a pair on a prompt of four times an
+          answer's length, which it shares; "long": of eight times
     dpo_once   the same with the reference's logprobs known before the steps, on both sides
 
 Sides: this project's step, TRL's with all rows in one batch, and ("small") in micro-batches of two
@@ -45,7 +46,7 @@ from agentrl.databases.token_tree import TokenTree
 from agentrl.training.data.sequences import tree_sequences
 
 BETA = 0.1
-ROWS = {"single": 4, "siblings": 2}  # a pair is two rows
+ROWS = {"single": 4, "siblings": 2, "long": 2}  # a pair is two rows
 
 
 def workload_of(part: str, name: str, quick: bool) -> Workload:
@@ -53,7 +54,8 @@ def workload_of(part: str, name: str, quick: bool) -> Workload:
     shorter = 4 if quick else 1
     if name == "single":
         return Workload(ROWS[name], 128, 384 // shorter, siblings=False)
-    return Workload(ROWS[name], 1024 // shorter, 256 // shorter, siblings=part == "sft")
+    prompt = 2048 if name == "long" else 1024
+    return Workload(ROWS[name], prompt // shorter, 256 // shorter, siblings=part == "sft")
 
 
 def batch_of(part: str, workload: Workload, model: PreTrainedModel) -> Batch:
@@ -114,7 +116,11 @@ def trl_step(part: str, model: PreTrainedModel, batch: Batch, rows: int, bf16: b
 
 def supervised(part: str, quick: bool) -> dict[str, float]:
     """The figures of `part`, of `vs_trl.PARTS`."""
-    return measure(part, "single", quick) | measure(part, "siblings", quick)
+    names = ("single", "siblings") if part == "sft" else ("single", "siblings", "long")
+    found: dict[str, float] = {}
+    for name in names:
+        found |= measure(part, name, quick)
+    return found
 
 
 def measure(part: str, name: str, quick: bool) -> dict[str, float]:

@@ -9,6 +9,7 @@ Not in here: where weights come from (`loading`) and the model's folders (`model
 """
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -165,7 +166,9 @@ def _adapted_by_peft(model: PreTrainedModel, folder: Path) -> set[str]:
 
     described = PeftConfig.from_pretrained(str(folder))
     try:
-        inject_adapter_in_model(described, model, _ADAPTER, low_cpu_mem_usage=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the caller says what matters of it
+            inject_adapter_in_model(described, model, _ADAPTER, low_cpu_mem_usage=True)
     except ValueError:  # of a name that is also that of a module which cannot be adapted
         return set()
     return {name for name in model.state_dict() if ".lora_" in name}
