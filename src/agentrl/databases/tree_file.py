@@ -55,6 +55,12 @@ class TreeFile:
         )
 
 
+def remove_unfinished(parent: Path) -> None:
+    """Remove what writers that were killed have left in `parent`. No other may be at work there."""
+    for partial in parent.glob("*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def write_trees(folder: Path, trees: Iterable[tuple[str, TokenTree]]) -> int:
     """Write trees, each with its place, to a new folder; returns how many there are.
 
