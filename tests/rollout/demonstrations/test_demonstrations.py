@@ -352,6 +352,13 @@ def test_fields_of_messages_that_are_not_read_are_told_with_their_rows(tmp_path:
     assert prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384)) == rows
 
 
+@pytest.mark.parametrize("n_rows", [1, 12])
+def test_a_row_has_its_place_in_the_file(tmp_path: Path, n_rows: int) -> None:
+    trees = prepared(tmp_path, [{"text": "a"}] * n_rows)
+    places = list(map(trees.place, range(len(trees))))
+    assert places == [f"{tmp_path / 'rows.jsonl'}:{number}" for number in range(1, n_rows + 1)]
+
+
 def test_rows_are_made_once_and_anew_for_other_data(tmp_path: Path) -> None:
     seen: list[int] = []
     prepared(tmp_path, [{"text": "a"}], report=seen.append)
