@@ -341,7 +341,15 @@ def test_tools_may_be_under_both_names() -> None:
 
 def test_fields_of_messages_that_are_not_read_are_told_with_their_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    answer = {**ANSWER, "id": 2, "prefix": False, "note": "", "parts": [], "of": {}, "by": None}
+    answer: dict[str, Any] = {
+        **ANSWER,
+        "id": 2,
+        "prefix": False,
+        "note": "",
+        "parts": [],
+        "of": {},
+        "by": None,
+    }
     row = {"messages": [{**QUESTION, "id": 1}, answer], "source": "a"}
     file.write_text((json.dumps(row) + "\n") * 2 + json.dumps({"text": "good"}) + "\n")
     for _ in range(2):  # made, and found again
