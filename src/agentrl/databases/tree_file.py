@@ -10,6 +10,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
 
 import bson
@@ -29,7 +30,6 @@ class TreeFile:
     """The trees of a folder, in their order.
 
     folder: where they are
-    places: of each tree, where it came from, such as `line 3`
     n_tokens, n_trained, pairs: of each tree, int64 [n]: tokens, those with mask 1, attention pairs
     """
 
@@ -39,7 +39,7 @@ class TreeFile:
         try:
             with np.load(folder / _INDEX) as index:
                 self._starts = index["starts"]
-                self.places: list[str] = index["places"].tolist()
+                self._shared, self._places = str(index["shared"]), index["places"]
                 self.n_tokens, self.n_trained, self.pairs = (index[name] for name in _SIZES)
             with (folder / _TREES).open("rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -47,12 +47,22 @@ class TreeFile:
             raise TreeFileError(f"{folder} holds no prepared rows: {error}") from None
 
     def __len__(self) -> int:
-        return len(self.places)
+        return len(self._places)
+
+    def place(self, index: int) -> str:
+        """Where a tree came from, such as `rows.jsonl:3`."""
+        return f"{self._shared}{self._places[index]}"
 
     def __getitem__(self, index: int) -> TokenTree:
         return TokenTree.unpack(
             bson.decode(self._bytes[self._starts[index] : self._starts[index + 1]])
         )
+
+
+def remove_unfinished(parent: Path) -> None:
+    """Remove what writers that were killed have left in `parent`. No other may be at work there."""
+    for partial in parent.glob("*.partial"):
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def write_trees(folder: Path, trees: Iterable[tuple[str, TokenTree]]) -> int:
@@ -74,9 +84,21 @@ def write_trees(folder: Path, trees: Iterable[tuple[str, TokenTree]]) -> int:
         if not places:
             return 0
         columns = dict(zip(_SIZES, np.array(sizes, dtype=np.int64).T, strict=True))
-        np.savez(partial / _INDEX, starts=np.array(starts), places=np.array(places), **columns)
+        # What all places begin with, a file's name, is stored once: numpy's texts have one width.
+        shared = _shared(min(places), max(places))
+        rests = np.array([place[len(shared) :] for place in places])
+        np.savez(
+            partial / _INDEX, starts=np.array(starts), shared=np.array(shared), places=rests,
+            **columns,
+        )  # fmt: skip
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return len(places)
+
+
+def _shared(first: str, last: str) -> str:
+    """What two texts begin with, and so all texts that are sorted between them."""
+    both = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return "".join(letter for letter, _ in both)

@@ -21,7 +21,7 @@ from rich.console import Console
 from agentrl.configs import Config, ConfigError, model_folder
 from agentrl.configs.command_line import Given
 from agentrl.configs.parsing import Layer, as_words, config_of, handed_on, merged
-from agentrl.databases.tree_file import TreeFile
+from agentrl.databases.tree_file import TreeFile, remove_unfinished
 from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import (
     REPOSITORY,
@@ -96,6 +96,8 @@ def run_supervised(
         _removed_if_refused(config.output),
         RunLock(config.output, deployment.machine_rank) as lock,
     ):
+        if deployment.num_machines == 1:  # another one may be writing there under its own lock
+            remove_unfinished(config.output / "rows")
         source = _Source(
             config,
             Preparation(model, config.chat_template_options, config.sampling.max_tokens, pairs),

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from agentrl.databases.token_tree import TokenTree
-from agentrl.databases.tree_file import TreeFile, TreeFileError
+from agentrl.databases.tree_file import TreeFile, TreeFileError, remove_unfinished
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.demonstrations import Demonstration, demonstrated_tree, read_demonstration
 from agentrl.rollout.demonstrations.prepare import Preparation, UnusableRows, prepare_rows
@@ -144,6 +144,55 @@ def test_where_the_template_rewrites_a_turn_the_conversation_is_a_tree(tmp_path:
     assert trained(tree) == "<think>hm</think>A<|im_end|><think>ah</think>B<|im_end|>"
 
 
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def with_template(tmp_path: Path, template: str) -> Path:
+    """The demo's model with another chat template."""
+    folder = tmp_path / "model"
+    shutil.copytree(DEMO, folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def test_a_call_is_trained_also_where_the_content_has_its_name(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "Let me check the stock of R5.", "tool_calls": [CALL]}
+    model = with_template(tmp_path, CHATML)
+    [tree] = prepared(tmp_path, [{"messages": [QUESTION, said]}], model)
+    assert trained(tree) == f"{said['content']}\n{CALLED_TEXT}"
+
+
+def test_of_calls_to_one_tool_none_is_left_out_unseen(tmp_path: Path) -> None:
+    template = (DEMO / "chat_template.jinja").read_text()
+    first = template.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")
+    calls = [CALL, {"function": {"name": "stock", "arguments": {"bin": "M1"}}}]
+    row = {"messages": [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]}
+    assert first != template
+    with pytest.raises(UnusableRows, match="message 2: the chat template leaves out 'stock'"):
+        prepared(tmp_path, [row], with_template(tmp_path, first))
+
+
+def test_content_beside_a_call_that_has_it_is_not_left_out_unseen(tmp_path: Path) -> None:
+    template = CHATML.replace(
+        "{{ m.content }}",
+        "{% if m.tool_calls %}{{ m.tool_calls[0].function | tojson }}"
+        "{% else %}{{ m.content }}{% endif %}",
+    )
+    said = {"role": "assistant", "content": "stock", "tool_calls": [CALL]}
+    with pytest.raises(UnusableRows, match="message 2: the chat template leaves out 'stock'"):
+        prepared(tmp_path, [{"messages": [QUESTION, said]}], with_template(tmp_path, template))
+
+
+@pytest.mark.parametrize("thought", ["7", "it is 7"])
+def test_a_thought_is_trained_also_where_the_answer_has_it(tmp_path: Path, thought: str) -> None:
+    said = {"role": "assistant", "content": "<answer>7</answer>", "reasoning_content": thought}
+    [tree] = prepared(tmp_path, [{"messages": [QUESTION, said]}])
+    assert trained(tree) == f"<think>\n{thought}\n</think><answer>7</answer><|im_end|>"
+
+
 def test_a_message_that_the_template_leaves_out_is_named() -> None:
     silent = FORGETFUL.replace(
         "{{ m.content if", "{{ '' if m.role == 'assistant' else m.content if"
@@ -175,6 +224,11 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
             "message 2: `weight` is 0.5, and neither 0 nor 1",
         ),
         (
+            {"messages": [QUESTION, {**ANSWER, "training": False}]},
+            "message 2: has `training` False, which is not followed: name it `train`",
+        ),
+        ({"messages": [QUESTION, {**ANSWER, "loss_scale": 0}]}, "message 2: has `loss_scale` 0"),
+        (
             {
                 "messages": [
                     QUESTION,
@@ -202,6 +256,16 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
         (
             {"prompt": "?", "completion": "7", "label": False},
             "has `label` false: it is an answer to",
+        ),
+        ({"prompt": "?", "completion": "7", "label": 0}, "has `label` false"),
+        ({"messages": [QUESTION, ANSWER], "kto_tag": "False"}, "has `kto_tag` false"),
+        (
+            {"messages": [QUESTION, ANSWER], "history": [["a", "b"]]},
+            "has `history` beside messages",
+        ),
+        (
+            {"messages": [QUESTION, ANSWER], "tools": [STOCK], "functions": [{"name": "f"}]},
+            "has `tools` and `functions`, which differ",
         ),
         (
             {"conversations": [QUESTION, ANSWER, QUESTION], "chosen": ANSWER, "rejected": ANSWER},
@@ -268,16 +332,39 @@ def test_a_prompt_of_messages_is_context_whatever_they_say_of_themselves() -> No
     assert talk.trained == (False, False, False, True)
 
 
+def test_tools_may_be_under_both_names() -> None:
+    row = {"messages": [QUESTION, ANSWER], "tools": json.dumps([STOCK]), "functions": [STOCK]}
+    talk = read_demonstration(row)
+    assert isinstance(talk, Demonstration)
+    assert talk.tools == ({"type": "function", "function": STOCK},)
+
+
 def test_fields_of_messages_that_are_not_read_are_told_with_their_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    row = {"messages": [{**QUESTION, "id": 1}, {**ANSWER, "id": 2, "prefix": False}], "source": "a"}
+    answer: dict[str, Any] = {
+        **ANSWER,
+        "id": 2,
+        "prefix": False,
+        "note": "",
+        "parts": [],
+        "of": {},
+        "by": None,
+    }
+    row = {"messages": [{**QUESTION, "id": 1}, answer], "source": "a"}
     file.write_text((json.dumps(row) + "\n") * 2 + json.dumps({"text": "good"}) + "\n")
     for _ in range(2):  # made, and found again
         rows = prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384))
-        assert rows.unread == {"id": 2} and rows.left_out == {}
+        assert rows.unread == {"id": 2, "prefix": 2} and rows.left_out == {}
     notes = rows.folder.with_suffix(".json")
     notes.write_text("{}")  # as an earlier version wrote them
     assert prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384)) == rows
+
+
+@pytest.mark.parametrize("n_rows", [1, 12])
+def test_a_row_has_its_place_in_the_file(tmp_path: Path, n_rows: int) -> None:
+    trees = prepared(tmp_path, [{"text": "a"}] * n_rows)
+    places = list(map(trees.place, range(len(trees))))
+    assert places == [f"{tmp_path / 'rows.jsonl'}:{number}" for number in range(1, n_rows + 1)]
 
 
 def test_rows_are_made_once_and_anew_for_other_data(tmp_path: Path) -> None:
@@ -323,3 +410,12 @@ def test_preparing_processes_end_with_the_one_that_wants_their_rows(tmp_path: Pa
 def test_a_folder_without_rows_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TreeFileError, match="holds no prepared rows"):
         TreeFile(tmp_path)
+
+
+def test_what_a_killed_preparation_left_is_removed_and_rows_are_not(tmp_path: Path) -> None:
+    rows = prepared(tmp_path, [{"text": "a"}]).folder
+    partial = rows.with_name(f"{rows.name}.1.partial")
+    shutil.copytree(rows, partial)
+    remove_unfinished(rows.parent)
+    assert not partial.exists() and len(TreeFile(rows)) == 1
+    remove_unfinished(tmp_path / "none")

@@ -192,7 +192,7 @@ def test_fields_that_are_not_read_are_named_and_stop_nothing() -> None:
         "tool_calls": [call], "annotations": [],
     }  # fmt: skip
     read = read_message(1, message)
-    assert read.unread == {"id", "timestamp", "tool_calls.result"}
+    assert read.unread == {"id", "timestamp", "prefix", "tool_calls.result"}
     assert read_message(1, {"role": "user", "content": "?", "thinking": "hm"}).unread == {
         "thinking"
     }

@@ -62,6 +62,40 @@ def test_every_layout_of_messages_gives_the_same_pair(tmp_path: Path) -> None:
     assert trees[0].parents.count(-1) == 1, "the prompt is stored once"
 
 
+def test_an_answer_that_begins_with_its_prompt_has_it_once(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Count."}
+    asked = {"from": "human", "value": "bin 3?"}
+    plain = {"prompt": [system, QUESTION], "chosen": CALLED, "rejected": GUESSED}
+    whole = {**plain, "chosen": [system, QUESTION, *CALLED], "rejected": [asked, *GUESSED]}
+    rows = prepared(written(tmp_path, plain, whole))
+    first, other = TreeFile(rows.folder)
+    assert first == other
+
+
+def test_what_a_prompt_of_messages_says_may_stand_beside_it(tmp_path: Path) -> None:
+    beside = {"question": "bin 3?", "messages": IMPLICIT["chosen"]}
+    rows = prepared(written(tmp_path, IMPLICIT, {**IMPLICIT, **beside}, {**EXPLICIT, **beside}))
+    trees = TreeFile(rows.folder)
+    assert trees[0] == trees[1] == trees[2]
+
+
+@pytest.mark.parametrize("row", [EXPLICIT, IMPLICIT])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("conversations", [{"from": "human", "value": "bin 4?"}]),
+        ("messages", [*GUESSED, QUESTION]),
+        ("question", "What is in bin 4?"),
+        ("history", [["a", "b"]]),
+    ],
+)
+def test_other_messages_beside_those_that_are_read_are_refused(
+    row: dict[str, Any], name: str, value: Any
+) -> None:
+    with pytest.raises(ValueError, match=f"has `{name}`"):
+        read_preference({**row, name: value})
+
+
 def test_texts_may_say_where_they_are_from() -> None:
     about = {"id": "a", "prompt_id": "b", "source": "c", "chosen_model": "d", "score": 1.5}
     chosen, rejected = read_preference({"chosen": "It is 46", "rejected": "It is 7", **about})

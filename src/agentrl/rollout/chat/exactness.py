@@ -254,7 +254,7 @@ class _Talk:
             self._check_both_calls(conversation)
         return written_turn(
             self._renderer, conversation.prompt_text, conversation.render_closed, said
-        )
+        ).text
 
     def _check_both_calls(self, conversation: Conversation) -> None:
         renderer = self._renderer

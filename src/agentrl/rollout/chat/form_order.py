@@ -147,7 +147,7 @@ class _Probe:
             self._prompt,
             lambda message: renderer.render_text([*before, message], _TOOLS, False),
             said,
-        )
+        ).text
         self._n_before = sum(len(message.get("tool_calls", ())) for message in before)
         self._turn = self._sampled(text if thinking is None else self._begin(text, thinking))
         reading = self._turn.reading

@@ -7,7 +7,7 @@ demonstrations (`rollout.demonstrations`) are taught in it.
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from agentrl.rollout.chat.capabilities import TemplateCapabilities, TemplateRefusal, Tools
 from agentrl.rollout.chat.escaping import EscapingCodec
@@ -16,7 +16,7 @@ from agentrl.rollout.chat.turns import Message, TurnReading, writable
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall
 
 _ANYTHING: list[Message] = [{"role": "user", "content": "?"}]
-_MARK = "probe-content"
+_MARK, _NAME = "probe-content", "probe"
 
 
 class Renderer(Protocol):
@@ -43,22 +43,37 @@ class Renderer(Protocol):
 Close = Callable[[Message], str]
 
 
+class WrittenTurn(NamedTuple):
+    """A turn's text without its end token, and what of it the template leaves out.
+
+    left_out: the thought, the content and the names of calls, as far as the text lacks them
+    """
+
+    text: str
+    left_out: tuple[str, ...]
+
+
 def saying(thought: str = "", content: str = "", calls: Sequence[ParsedCall] = ()) -> TurnReading:
     """A `TurnReading` of a turn without text."""
     return TurnReading("", "", "", "", thought, content, tuple(calls))
 
 
-def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:
-    """The text of a turn after `prompt`, without its end token.
+def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> WrittenTurn:
+    """The turn after `prompt`.
 
     `close`: renders the prompt's conversation with the turn. If the template writes no calls, they
     are in the content in Hermes notation, as the model is told then (`capabilities.py`).
     """
+    lost = _lost_calls(renderer, prompt, close, said)
+    if lost and len(lost) == len(said.calls):
+        content = "\n".join(filter(None, [said.content, *map(_hermes, said.calls)]))
+        said, lost = replace(said, content=content, calls=()), []
     text = _thinking_turn(renderer, prompt, close, said)
-    if not said.calls or any(name in text for name in said.call_names):
-        return text
-    content = "\n".join(filter(None, [said.content, *map(_hermes, said.calls)]))
-    return _thinking_turn(renderer, prompt, close, replace(said, content=content, calls=()))
+    parts = [part.strip() for part in (said.thought, said.content)]
+    left_out = [part for part in parts if part not in text]
+    if parts[1] in text and _loses_content(renderer, prompt, close, said):
+        left_out.append(parts[1])
+    return WrittenTurn(text, (*left_out, *lost))
 
 
 def follows_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
@@ -67,22 +82,67 @@ def follows_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnRead
     return text is not None and text.startswith(prompt)
 
 
+# Whether the template writes a part of a turn is seen by what changes with the part. To look for it
+# in the text would find it in another part, as a tool's name in the content.
+
+
+def _lost_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> list[str]:
+    """The names of the calls of which the template does not write the name or the arguments."""
+
+    def written(*calls: ParsedCall | MalformedCall) -> str:
+        return _turn(renderer, prompt, close, replace(said, calls=calls))
+
+    def is_lost(at: int, call: ParsedCall) -> bool:
+        others = (
+            ParsedCall(f"{call.name}_{_NAME}", call.arguments),
+            ParsedCall(call.name, {} if call.arguments else {_NAME: _MARK}),
+        )
+        return any(
+            written(*said.calls[:at], other, *said.calls[at + 1 :]) == text for other in others
+        )
+
+    text = written(*said.calls)
+    calls = enumerate(map(writable, said.calls))
+    return [call.name for at, call in calls if is_lost(at, call)]
+
+
+def _loses_content(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
+    """Whether the template does not write the content beside a thought or calls."""
+    if not said.content.strip() or not (said.thought or said.calls):
+        return False
+    other = replace(said, content=f"{said.content} {_MARK}")
+    return _turn(renderer, prompt, close, other) == _turn(renderer, prompt, close, said)
+
+
 def _thinking_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:
     """The turn's text. A thought that the template drops is added: the model does generate it."""
+    text = _turn(renderer, prompt, close, said)
+    if not said.thought or not follows_prompt(renderer, prompt, close, said):
+        return text
+    other = replace(said, thought=f"{said.thought} {_MARK}")
+    if _turn(renderer, prompt, close, other) != text:
+        return text
     marks = renderer.capabilities.thought_marks
-    opened = prompt.rstrip().endswith(marks.open)
+    opening = "" if _is_opened(renderer, prompt) else f"{marks.open}\n"
+    return f"{opening}{said.thought}\n{marks.close}{text}"
+
+
+def _turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:
+    """The turn's text as the template writes it, perhaps without the thought or calls."""
     text = _after_prompt(renderer, prompt, close, said)
     if text is None:
         # The template does not write this turn after this prompt, but a model may generate it:
         # build it from its parts in a separate conversation.
-        thought = f"{said.thought}\n{marks.close}\n\n" if opened else ""
+        close_mark = renderer.capabilities.thought_marks.close
+        thought = f"{said.thought}\n{close_mark}\n\n" if _is_opened(renderer, prompt) else ""
         return thought + said.content + (_calls_alone(renderer, said) if said.calls else "")
     # If tool results end a prompt without a header, some templates write one with the turn.
-    text = text.removeprefix(_header(renderer))
-    if said.thought not in text:
-        opening = "" if opened else f"{marks.open}\n"
-        return f"{opening}{said.thought}\n{marks.close}{text}"
-    return text
+    return text.removeprefix(_header(renderer))
+
+
+def _is_opened(renderer: Renderer, prompt: str) -> bool:
+    """Whether the prompt opens the turn's thought."""
+    return prompt.rstrip().endswith(renderer.capabilities.thought_marks.open)
 
 
 def _header(renderer: Renderer) -> str:

@@ -21,6 +21,7 @@ from agentrl.rollout.demonstrations.messages import NO_TEXT, is_system, kind, on
 LAYOUTS = "messages, prompt and completion, text, or conversations"
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _JUDGEMENTS = ("label", "kto_tag")  # TRL's and ms-swift's, LLaMA-Factory's
+_FALSE = ("false", "0", "0.0")
 # What a row holds beside its text that a training on text would lose.
 _NOT_FOLLOWED = {
     **NO_TEXT,
@@ -82,7 +83,7 @@ def _refuse_judged(fields: Mapping[str, Any]) -> None:
     if isinstance(fields.get("chosen"), dict) and isinstance(fields.get("rejected"), dict):
         raise ValueError("is a pair of answers to its messages, which `agentrl dpo` trains")
     for name in _JUDGEMENTS:
-        if fields.get(name) is False:
+        if str(fields.get(name)).strip().lower() in _FALSE:
             raise ValueError(f"has `{name}` false: it is an answer to unlearn, in KTO's layout")
 
 
@@ -102,7 +103,8 @@ def read_answer(prompt: Any, answer: Any, fields: Mapping[str, Any]) -> Demonstr
     if isinstance(prompt, list):
         if isinstance(answer, str):
             answer = {"role": "assistant", "content": answer}
-        return _conversation(prompt, [answer] if isinstance(answer, dict) else answer, fields)
+        said = [answer] if isinstance(answer, dict) else _without_prompt(prompt, answer)
+        return _conversation(prompt, said, fields)
     for name in (*_SYSTEM_FIELDS, "tools", "functions", "history"):
         if fields.get(name):
             raise ValueError(
@@ -110,6 +112,31 @@ def read_answer(prompt: Any, answer: Any, fields: Mapping[str, Any]) -> Demonstr
                 "prompt as a list of messages"
             )
     return PlainText(prompt, answer)
+
+
+def _without_prompt(prompt: Sequence[Any], answer: Sequence[Any]) -> Sequence[Any]:
+    """The messages of an answer without those of the prompt, which it may repeat at its beginning.
+
+    A system message may be missing there.
+    """
+    asked = [one for one in prompt if not is_system(one)]
+    for repeated in (prompt, asked):
+        if repeated and begins_with(answer, repeated):
+            return answer[len(repeated) :]
+    return answer
+
+
+def begins_with(messages: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether messages begin with others, in whatever forms both are; not if one is no message."""
+    if len(messages) < len(others):
+        return False
+    try:
+        return all(
+            read_message(number, one).message == read_message(number, other).message
+            for number, (one, other) in enumerate(zip(messages, others, strict=False), start=1)
+        )
+    except ValueError:
+        return False
 
 
 def its_fields(fields: Mapping[str, Any]) -> str:
@@ -122,6 +149,8 @@ def _conversation(
     silent: Sequence[Any], said: Sequence[Any], fields: Mapping[str, Any]
 ) -> Demonstration:
     """The conversation of messages of which none is trained, and of those behind them."""
+    if fields.get("history"):
+        raise ValueError("has `history` beside messages, which is not read: write it as messages")
     given = [*_system(fields, [*silent, *said]), *silent, *said]
     read = [read_message(number, one) for number, one in enumerate(given, start=1)]
     n_silent = len(given) - len(said)
@@ -158,7 +187,13 @@ def _system(fields: Mapping[str, Any], messages: Sequence[Any]) -> list[Message]
 
 def _tools(fields: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     """The schemas of the tools: a list, or its JSON, each in OpenAI's layout or without `type`."""
-    tools = fields.get("tools") or fields.get("functions") or []
+    names = ("tools", "functions")
+    return (
+        one_of({name: _schemas(fields[name]) for name in names if fields.get(name)}, *names) or ()
+    )
+
+
+def _schemas(tools: Any) -> tuple[ToolSchema, ...]:
     if isinstance(tools, str):
         try:
             tools = parse_inner(tools) or []

@@ -27,6 +27,8 @@ _ROLES = {
 }  # fmt: skip
 # Whether a message is trained: as Axolotl, OpenAI and ms-swift name it.
 _MARKS = ("train", "weight", "loss")
+# Other names of it, which are not followed: a turn that is not to be trained would be.
+_OTHER_MARKS = ("training", "trainable", "loss_scale")
 _NAMES = ("name", "tool_call_id")
 _READ = {
     "role", "from", "content", "value", "tool_calls", _CALLS, *_MARKS, *_NAMES, *THOUGHT_FIELDS,
@@ -43,6 +45,7 @@ _NOT_FOLLOWED = {
     "train_detail": "and a message is trained as a whole or not at all",
     "refusal": "which is no content: write what the assistant says in `content`",
 }
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 _OF_CALL = ("id", "type", "index", "function")
 _OF_FUNCTION = ("name", "arguments", "parameters")
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -98,7 +101,8 @@ def _read(given: Any) -> ReadMessage:
     for name in _NAMES:
         if given.get(name) is not None:
             message[name] = str(given[name])
-    unread = {name for name, value in given.items() if value and name not in _READ}
+    # False and 0 are told too: they may say not to train it.
+    unread = {name for name, value in given.items() if value not in _NOTHING and name not in _READ}
     unread |= {f"tool_calls.{name}" for call in raw_calls for name in _unread_of_call(call)}
     if role != "assistant":
         unread |= {name for name in THOUGHT_FIELDS if given.get(name)}
@@ -129,6 +133,12 @@ def one_of(given: Mapping[str, Any], *names: str) -> Any:
 
 
 def _trained(given: Mapping[str, Any], role: str) -> bool:
+    for name in _OTHER_MARKS:
+        if role == "assistant" and given.get(name) not in (None, 1):
+            raise ValueError(
+                f"has `{name}` {given[name]!r}, which is not followed: name it `{_MARKS[0]}`, "
+                "with true or false"
+            )
     marks = {name: given[name] for name in _MARKS if given.get(name) is not None}
     for name, value in marks.items():
         if value not in (0, 1):

@@ -13,13 +13,14 @@ is what `layouts` trains of a demonstration: what the assistant says.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
 from agentrl.rollout.demonstrations.layouts import (
     Demonstration,
     PlainText,
+    begins_with,
     is_answer,
     its_fields,
     read_answer,
@@ -28,6 +29,7 @@ from agentrl.rollout.demonstrations.layouts import (
 from agentrl.rollout.demonstrations.messages import kind, read_message
 
 LAYOUTS = "chosen and rejected, both as messages or both as texts, with or without prompt"
+_CONVERSATIONS = ("conversations", "messages")
 _QUESTION = ("question", "instruction", "input")
 # The forms of a question: the texts of these fields, a line each.
 _QUESTIONS = (("question",), ("instruction",), ("instruction", "input"), ("input",))
@@ -56,6 +58,7 @@ def read_preference(
         prompt, chosen, rejected = _divided(chosen, rejected, fields.get("prompt"))
     if not is_answer(prompt, chosen):
         raise ValueError(f"has not {LAYOUTS}; {its_fields(fields)}")
+    _refuse_other_prompts(fields, prompt, (chosen, rejected))
     return (
         _answered(fields, prompt, chosen, "chosen"),
         _answered(fields, prompt, rejected, "rejected"),
@@ -66,7 +69,7 @@ def _prompt(fields: Mapping[str, Any], answer: Any) -> Any:
     """The prompt that stands beside the answers; None if both begin with it."""
     prompt = fields.get("prompt")
     if isinstance(answer, dict) and prompt is None:
-        return next((fields[k] for k in ("conversations", "messages") if fields.get(k)), "")
+        return next((fields[name] for name in _CONVERSATIONS if fields.get(name)), "")
     if isinstance(answer, str) and prompt is None:
         return _question(fields)
     # A text beside messages repeats what the messages begin with.
@@ -128,6 +131,29 @@ def _repeats(prompt: Any, messages: list[Any]) -> bool:
     return isinstance(prompt, str) and any(
         text and (text in prompt or prompt.strip() in text) for text in asked
     )
+
+
+def _refuse_other_prompts(fields: Mapping[str, Any], prompt: Any, answers: Sequence[Any]) -> None:
+    """Raise `ValueError` if messages or a question beside a prompt of messages say something else.
+
+    They may repeat it, with an answer or without, as a question may repeat what a user says in it.
+    """
+    if not isinstance(prompt, list):
+        return
+    wholes = [prompt]
+    for answer in answers:
+        if isinstance(answer, list):
+            wholes += [[*prompt, *answer], answer]  # which may begin with the prompt itself
+    for name in (*_CONVERSATIONS, *_QUESTION):
+        given = fields.get(name)
+        if isinstance(given, list) and given:
+            said_too = any(begins_with(whole, given) for whole in wholes)
+        elif isinstance(given, str) and given:
+            said_too = _repeats(given, prompt)
+        else:
+            continue
+        if not said_too:
+            raise ValueError(f"has `{name}` that says something else than its prompt")
 
 
 def _answered(

@@ -62,10 +62,9 @@ def _turn_ids(
             f"message {number}: the chat template does not write it behind the prompt that it is "
             "sampled from, so that no mask of it is exact; another --chat_template_kwargs may help"
         )
-    text = written_turn(renderer, prompt, close, said)
-    missing = [name for name in (said.content.strip(), *said.call_names) if name not in text]
-    if missing:
-        raise ValueError(f"message {number}: the chat template leaves out {missing[0][:60]!r}")
+    text, left_out = written_turn(renderer, prompt, close, said)
+    if left_out:
+        raise ValueError(f"message {number}: the chat template leaves out {left_out[0][:60]!r}")
     end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
     return [*renderer.encode_inside(text), end]
 

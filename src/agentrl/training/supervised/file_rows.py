@@ -37,7 +37,7 @@ class FileRows:
             for i in rows
         ]
         by_rank = assign_rows(costs, self.mesh.dp_size)
-        ids = [[f"{file.places[rows[at]]} #{at}" for at in of_rank] for of_rank in by_rank]
+        ids = [[f"{file.place(rows[at])} #{at}" for at in of_rank] for of_rank in by_rank]
         mine = [self._sequences(rows[at]) for at in by_rank[self.mesh.dp_rank]]
         return StepRows([], 1.0, ids, self.mesh.dp_rank, mine)
 

@@ -432,7 +432,7 @@ def _is_same_model(was: Path, now: Path) -> bool:
 
 def _source(rows: TreeFile) -> str:
     """Where rows come from, by the flag that gave them."""
-    first, _, _ = rows.places[0].partition(":")
+    first, _, _ = rows.place(0).partition(":")
     if first.startswith(("record ", "group ")):
         return "--from_run"
     return f"--train_file {first.partition(' row ')[0]}"
