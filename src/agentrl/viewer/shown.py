@@ -41,8 +41,10 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def large(value: int) -> str:
+def large(value: int | None) -> str:
     """A count with three digits or so: 12.3k, 4.56M."""
+    if value is None:
+        return _NONE
     for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if value >= unit:
             return f"{value / unit:.3g}{name}"
