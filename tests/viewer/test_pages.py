@@ -290,6 +290,20 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert long.status_code == 400 and "20000 characters" in long.text
 
 
+async def test_lists_begin_with_the_split_that_has_records(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    """As in the first evaluation of a run, whose training tasks are there but not begun."""
+    task = await database.tasks.find_one({})
+    assert task is not None
+    waiting = {"status": "created", "group_order": task["group_order"] + 1}
+    await database.tasks.insert_one({**task, **waiting, "_id": "waiting"})
+    await database.tasks.update_one({"_id": task["_id"]}, {"$set": {"split": "eval"}})
+    await database.records.update_many({}, {"$set": {"split": "eval"}})
+    assert OF_RECORD["record"] in await shown(page, f"/run/{run}/records")
+    assert task["_id"] in await shown(page, f"/run/{run}/tasks")
+
+
 async def test_a_comparison_says_what_is_not_there_and_its_tasks_are_links_to_both_groups(
     page: httpx2.AsyncClient, run: str, database: RunDatabase
 ) -> None:
