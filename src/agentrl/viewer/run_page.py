@@ -17,7 +17,7 @@ from agentrl.launcher.run_folder import read_launch
 from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
-from agentrl.viewer.samplers import SamplerLine, read_samplers
+from agentrl.viewer.samplers import SamplerLine, busiest, read_samplers
 from agentrl.viewer.services import ServiceLine, read_services
 from agentrl.viewer.steps import read_steps, thinned
 from agentrl.viewer.timeline import PHASES
@@ -46,7 +46,8 @@ class SlowPart:
     """What a page that keeps itself fresh reads less often, because it changes slowly."""
 
     services: list[ServiceLine]
-    samplers: list[SamplerLine]
+    samplers: list[SamplerLine]  # the busiest
+    n_samplers: int
     n_failed: int
     n_quarantined: int
     evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
@@ -102,9 +103,11 @@ async def _at_work(place: Place, run: Run) -> bool:
 async def _slow(place: Place) -> SlowPart:
     database = place.database
     now = await server_time(database.client)
+    samplers = await read_samplers(place, now)
     return SlowPart(
         services=await read_services(place, now),
-        samplers=await read_samplers(place, now),
+        samplers=busiest(samplers),
+        n_samplers=len(samplers),
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
         evaluations=await _evaluations(place),
