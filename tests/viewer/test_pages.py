@@ -29,6 +29,7 @@ from agentrl.launcher.run_folder import LaunchRecord, write_launch
 from agentrl.training.run.rollout_table import look_at
 from agentrl.viewer.command import main as view
 from agentrl.viewer.places import Places
+from agentrl.viewer.samplers import SamplerLine, busiest
 from agentrl.viewer.server import Viewer
 
 
@@ -290,6 +291,20 @@ async def test_records_are_found_by_conditions_by_text_and_by_label(
     assert long.status_code == 400 and "20000 characters" in long.text
 
 
+async def test_lists_begin_with_the_split_that_has_records(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    """As in the first evaluation of a run, whose training tasks are there but not begun."""
+    task = await database.tasks.find_one({})
+    assert task is not None
+    waiting = {"status": "created", "group_order": task["group_order"] + 1}
+    await database.tasks.insert_one({**task, **waiting, "_id": "waiting"})
+    await database.tasks.update_one({"_id": task["_id"]}, {"$set": {"split": "eval"}})
+    await database.records.update_many({}, {"$set": {"split": "eval"}})
+    assert OF_RECORD["record"] in await shown(page, f"/run/{run}/records")
+    assert task["_id"] in await shown(page, f"/run/{run}/tasks")
+
+
 async def test_a_comparison_says_what_is_not_there_and_its_tasks_are_links_to_both_groups(
     page: httpx2.AsyncClient, run: str, database: RunDatabase
 ) -> None:
@@ -421,6 +436,33 @@ async def test_a_run_page_has_the_hours_of_devices_and_with_a_price_what_they_co
         assert figures["GPU hours 8.00"] == "6.00 trainer 2.00 services"
         assert figures["core hours 2.00"] == "0.00 trainer 2.00 services"
     assert "cost of GPU hours" not in said[0] and said[1]["cost of GPU hours"] == "20.00"
+
+
+async def test_hours_of_a_part_add_up_and_a_time_that_is_not_known_is_the_dash_of_all_others(
+    page: httpx2.AsyncClient, run: str, database: RunDatabase
+) -> None:
+    until = datetime.now(UTC)
+    for part, seconds in (("trainer", 234), ("service", 198)):  # 0.065 and 0.055 hours
+        use = DeviceUse(
+            _id=part, part=part, gpus=0, cores=1, in_turns=False,
+            began=until - timedelta(seconds=seconds), until=until,
+        )  # fmt: skip
+        await database.device_use.insert_one(use.to_mongo())
+    soon = datetime.now(UTC) + timedelta(minutes=1)
+    await database.runs.update_one(
+        {"_id": run}, {"$set": {"status": "training", "lease_expires": soon}}, upsert=True
+    )
+    figures = figures_in(await shown(page, f"/run/{run}"))
+    assert figures["time left"] == "–"
+    (total,) = (name.split()[-1] for name in figures if name.startswith("core hours"))
+    parts = re.findall(r"[\d.]+", figures[f"core hours {total}"])
+    assert len(parts) == 2 and round(sum(map(float, parts)), 2) == float(total)
+
+
+def test_of_many_samplers_the_busiest_are_shown() -> None:
+    lines = [SamplerLine(f"s{at:03}", at, 0, 0.0, (), None) for at in range(300)]
+    assert busiest(lines) == lines[200:]
+    assert busiest(lines[:100]) == lines[:100]
 
 
 def test_a_price_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
-"""A database that is silent, and one that lets nobody write: pages say so, and no note is lost."""
+"""A database that is silent, slow, or lets nobody write: pages say so, and no note is lost."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -13,11 +14,13 @@ import pytest
 from ports import free_port
 from pymongo import MongoClient
 from two_segments import OF_RECORD
-from viewed import SECRET, seen_in, shown
+from viewed import SECRET, figures_in, seen_in, shown
 
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.mongod import EmbeddedMongod, find_mongod
-from agentrl.viewer.places import Places
+from agentrl.databases.success import CurvePoint
+from agentrl.viewer import run_page
+from agentrl.viewer.places import Place, Places
 from agentrl.viewer.server import Viewer
 
 RECORD = OF_RECORD["record"]
@@ -72,6 +75,36 @@ async def test_a_runs_own_silent_database_is_told_within_seconds_too(
             os.kill(own.pid, signal.SIGCONT)
     assert answer.status_code == 404
     assert "has neither answered nor ended for 1 s" in answer.text
+
+
+async def test_a_run_page_does_without_sums_that_take_longer_than_it_has_and_shows_them_later(
+    page: httpx2.AsyncClient, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("agentrl.viewer.places.ANSWER_S", 2.0)
+    monkeypatch.setattr("agentrl.viewer.kept._PATIENCE_S", 0.1)
+    tokens, curve = run_page._sampled_tokens, run_page.success_curve
+
+    async def slow_tokens(place: Place) -> int:
+        await asyncio.sleep(3)  # longer than the page has
+        return await tokens(place)
+
+    async def slow_curve(database: RunDatabase, most: int) -> list[CurvePoint]:
+        await asyncio.sleep(3)
+        return await curve(database, most)
+
+    monkeypatch.setattr(run_page, "_sampled_tokens", slow_tokens)
+    monkeypatch.setattr(run_page, "success_curve", slow_curve)
+    for _ in range(2):
+        early = await shown(page, f"/run/{run}")
+        assert figures_in(early)["tokens so far"].startswith("– sampled")
+        assert "training tasks (not summed yet)" in early
+    async with asyncio.timeout(30):
+        while True:
+            text = await shown(page, f"/run/{run}")
+            if "– sampled" not in figures_in(text)["tokens so far"] and "yet)" not in text:
+                break
+            await asyncio.sleep(0.2)
+    assert figures_in(text)["tokens so far"].startswith("5 sampled")
 
 
 @pytest.fixture

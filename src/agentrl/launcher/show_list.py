@@ -63,9 +63,11 @@ async def in_order(
     most: int = 0,
     after: OrderPlace | None = None,
     fields: Mapping[str, int] | None = None,
+    batch: int = 0,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """As `list_records`: all of them, as stored, or these `fields` of them. `most`: that will be
-    read; 0 is unknown."""
+    read; 0 is unknown. `batch`: that come at once; 0 leaves it to MongoDB, which sends up to
+    16 MiB."""
     filters = await selected(database, conditions, split)
     if order != "newest":
         # The condition of the indexes that have the orders; a scored Record fulfils it.
@@ -74,7 +76,8 @@ async def in_order(
         filters.append({"score": {"$gte": -math.inf}})
     for behind in _behind(ORDERS[order], after):
         cursor = database.records.find({"$and": [*filters, behind]}, fields).sort(ORDERS[order])
-        async with cursor.limit(most).max_time_ms(int(LONGEST_S * 1000)):
+        cursor = cursor.limit(most).batch_size(batch)
+        async with cursor.max_time_ms(int(LONGEST_S * 1000)):
             with refused_by_mongod():
                 async for document in cursor:
                     yield document

@@ -125,11 +125,13 @@ async def _lines(place: Place, wanted: dict[str, Any], order: str) -> list[TaskL
 
 
 async def split_of(place: Place, asked: Mapping[str, str]) -> Split:
-    """The split that was asked for; else training, where the run has training tasks."""
+    """The split that was asked for; else training, or evaluation while only that has Records."""
     if (named := split_in(asked)) is not None:
         return named
-    trains = await place.database.tasks.find_one({"split": Split.TRAIN}, {"_id": 1})
-    return Split.TRAIN if trains else Split.EVAL
+    for split in (Split.TRAIN, Split.EVAL):
+        if await place.database.records.find_one({"split": split}, {"_id": 1}) is not None:
+            return split
+    return Split.TRAIN
 
 
 async def read_group_page(place: Place, task_id: str) -> GroupPage | None:

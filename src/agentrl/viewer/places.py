@@ -182,6 +182,7 @@ class Places:
         progress = ProgressReader(database, folder)
         metrics = MetricsTail(folder / "metrics.jsonl", most=None)
         found = Place(name, database, folder, url, progress, metrics)
+        stack.push_async_callback(found.kept.close)
         return _Open(found, stack, port, started)
 
     async def _close_idle(self) -> None:

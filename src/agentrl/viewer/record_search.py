@@ -109,20 +109,26 @@ async def search_in_order(
     found: list[Filter] = []
     looked_at = 0
     after: OrderPlace | None = begin
-    records = in_order(database, order, conditions, split, after=begin, fields=fields)
+    size = _FIRST_OF_TEXT
+    # In batches, because a run's whole index may fit into one of MongoDB's own.
+    records = in_order(
+        database, order, conditions, split, after=begin, fields=fields, batch=_FIRST_OF_TEXT
+    )
     async with aclosing(records):
         while len(found) < enough:
             began = time.monotonic()
-            stretch = await _first(records, _FIRST_OF_TEXT)
+            stretch = await _first(records, size)
             looked_at += len(stretch)
             found += await _with_text(database, stretch, text)
-            if len(stretch) < _FIRST_OF_TEXT:
+            if len(stretch) < size:
                 after = None
                 break
             after = place_of(stretch[-1], order)
             now = time.monotonic()
             if 2 * now - began > deadline:  # the next stretch takes as long as this one
                 break
+            if now - began < _SHORT_S:
+                size = min(2 * size, _STRETCH)
     if len(found) > enough:
         found = found[:enough]
         after = place_of(found[-1], order)

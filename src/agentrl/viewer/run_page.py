@@ -17,7 +17,7 @@ from agentrl.launcher.run_folder import read_launch
 from agentrl.launcher.step_panels import PANELS, values_of
 from agentrl.viewer.compare_page import read_side, sides
 from agentrl.viewer.places import Place
-from agentrl.viewer.samplers import SamplerLine, read_samplers
+from agentrl.viewer.samplers import SamplerLine, busiest, read_samplers
 from agentrl.viewer.services import ServiceLine, read_services
 from agentrl.viewer.steps import read_steps, thinned
 from agentrl.viewer.timeline import PHASES
@@ -46,17 +46,18 @@ class SlowPart:
     """What a page that keeps itself fresh reads less often, because it changes slowly."""
 
     services: list[ServiceLine]
-    samplers: list[SamplerLine]
+    samplers: list[SamplerLine]  # the busiest
+    n_samplers: int
     n_failed: int
     n_quarantined: int
     evaluations: list[tuple[str, int, float]]  # name, number of tasks, and success
-    sampled: int  # tokens so far, those of evaluations too
     hours: DeviceHours
 
 
 @dataclass(frozen=True)
 class RunPage:
-    """What the page shows. `seconds`: of all launches so far; `trained`: tokens so far.
+    """What the page shows. `seconds`: of all launches so far; `sampled`, `trained`: tokens so far,
+    the former also of evaluations, and None until they are summed.
 
     `phase`: what the run does, if a trainer or a run without one is at work.
     """
@@ -68,6 +69,7 @@ class RunPage:
     slow: SlowPart
     flags: dict[str, Any]
     seconds: float | None
+    sampled: int | None
     trained: int
 
 
@@ -87,6 +89,7 @@ async def read_run_page(place: Place) -> RunPage:
         slow=slow,
         flags=dict(run.flags or {}) if run else {},
         seconds=launch.seconds if launch is not None else None,
+        sampled=await place.kept.get_soon("sampled", lambda: _sampled_tokens(place)),
         trained=sum(line["n_train_tokens"] for line in await read_steps(place)),
     )
 
@@ -100,19 +103,20 @@ async def _at_work(place: Place, run: Run) -> bool:
 async def _slow(place: Place) -> SlowPart:
     database = place.database
     now = await server_time(database.client)
+    samplers = await read_samplers(place, now)
     return SlowPart(
         services=await read_services(place, now),
-        samplers=await read_samplers(place, now),
+        samplers=busiest(samplers),
+        n_samplers=len(samplers),
         n_failed=await count_failed_tasks(database),
         n_quarantined=(await count_quarantined(database)).total,
         evaluations=await _evaluations(place),
-        sampled=await _sampled_tokens(place),
         hours=await device_hours(database),
     )
 
 
 async def _sampled_tokens(place: Place) -> int:
-    """Generated tokens of all Records, by the index that has them."""
+    """Generated tokens of all Records, by the index that has them: a second a million or so."""
     cursor = await place.database.records.aggregate(
         [
             {"$match": {"split": {"$in": list(Split)}}},
@@ -136,7 +140,9 @@ async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
 
 async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:
     """Success first, then the trainer's figures."""
-    curve = await place.kept.get("curve", lambda: success_curve(place.database, _MOST_STEPS))
+    made = await place.kept.get_soon("curve", lambda: success_curve(place.database, _MOST_STEPS))
+    training = "training tasks" if made is not None else "training tasks (not summed yet)"
+    curve = made or []
     held_out = {each.step: each.success for each in snapshot.held_out}
     steps = sorted({*(point.step for point in curve), *held_out})
     of_step = {point.step: point for point in curve}
@@ -144,7 +150,7 @@ async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:
         "success by the step whose weights began the records",
         steps,
         [
-            ("training tasks", [of_step[s].success if s in of_step else None for s in steps]),
+            (training, [of_step[s].success if s in of_step else None for s in steps]),
             ("held-out tasks", [held_out.get(s) for s in steps]),
         ],
     )

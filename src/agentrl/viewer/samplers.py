@@ -1,6 +1,6 @@
 """The samplers of a run: what each holds, what it has done lately, and what it waits for."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -10,6 +10,7 @@ from agentrl.databases.loads import sampler_loads
 from agentrl.viewer.places import Place
 
 _LATELY = timedelta(seconds=60)
+_SHOWN = 100
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,14 @@ class SamplerLine:
     tokens_per_s: float
     waits_for: tuple[str, ...]
     load: SamplerLoad | None
+
+
+def busiest(samplers: Sequence[SamplerLine]) -> list[SamplerLine]:
+    """As many as a page shows, in their order: those that hold and ended the most."""
+    if len(samplers) <= _SHOWN:
+        return list(samplers)
+    most = sorted(samplers, key=lambda line: (-line.held, -line.ended, line.owner))[:_SHOWN]
+    return sorted(most, key=lambda line: line.owner)
 
 
 async def read_samplers(place: Place, now: datetime) -> list[SamplerLine]:

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
+from agentrl.launcher import view
 from agentrl.launcher.runs import age
-from agentrl.launcher.view import duration
 from agentrl.viewer.folded_json import folded_json
 
 _NONE = "–"
@@ -16,6 +16,11 @@ def number(value: float | None, form: str = ".3g") -> str:
     if value is None:
         return _NONE
     return f"{value:,}" if isinstance(value, int) and form == ".3g" else format(value, form)
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as `1:02:03` or `2:03`; a dash for None."""
+    return _NONE if seconds is None else view.duration(seconds)
 
 
 def ago(value: datetime | float | None) -> str:
@@ -41,8 +46,10 @@ def milliseconds(seconds: float | None) -> str:
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def large(value: int) -> str:
+def large(value: int | None) -> str:
     """A count with three digits or so: 12.3k, 4.56M."""
+    if value is None:
+        return _NONE
     for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if value >= unit:
             return f"{value / unit:.3g}{name}"
