@@ -70,8 +70,10 @@ def main() -> None:
                 viewport={"width": visit.get("width", 1280), "height": 900},
                 color_scheme=visit.get("scheme", "light"),
             )
+            login = context.new_page()  # its own: leaving it may abort a request of its
+            login.goto(address, wait_until="networkidle")  # which leaves the cookie
+            login.close()
             page = context.new_page()
-            page.goto(address, wait_until="networkidle")  # which leaves the cookie
             errors: list[str] = []
             page.on("console", lambda m, e=errors: e.append(m.text) if m.type == "error" else None)
             page.on("pageerror", lambda error, e=errors: e.append(str(error)))
