@@ -262,12 +262,14 @@ async def _loading(model: str, began: float) -> str:
 
 async def tasks_done(database: RunDatabase, tasks: TaskFileOf, epoch: int) -> str:
     """How many tasks are done, and what the others wait for."""
-    n = len(tasks.tasks)
+    n, n_open = len(tasks.tasks), await open_tasks(database, epoch)
+    if n_open == 0:
+        return f"{n} of {n} tasks"  # an outage may still be listed, and nobody waits for its end
     now = await server_time(database.client)
     troubles = [outage.sentence(now) for outage in await outages.current(database)]
     if not troubles and (again := await handed_back(database, epoch)) is not None:
         troubles = [again]
-    return " | ".join([f"{n - await open_tasks(database, epoch)} of {n} tasks", *troubles])
+    return " | ".join([f"{n - n_open} of {n} tasks", *troubles])
 
 
 async def _sample_one(config: Config, epoch: int, endpoint: AgentModel | None) -> None:

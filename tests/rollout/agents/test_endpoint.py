@@ -148,6 +148,7 @@ async def test_the_api_is_asked_with_openais_tools_and_its_turns_are_stored_with
         [record] = await evaluated(
             database, mongod, served, [line("train-0000", answer="X5")], "--max_new_tokens", "99",
             "--preferred_sampling_params", '{"temperature": 0.5, "top_k": 20}',
+            "--startup_timeout", "30",
         )  # fmt: skip
     first, second = served.requests[-2:]
     assert set(served.keys) == {"Bearer sesame"} and len(served.requests) == 4
