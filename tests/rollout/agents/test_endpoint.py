@@ -272,6 +272,16 @@ def no_turn(body: dict[str, Any]) -> bool:
     return any("moderated" in str(message["content"]) for message in body["messages"])
 
 
+async def failed_alone(database: RunDatabase, records: list[Record]) -> dict[str, Any]:
+    """The slot of task `b`, which has failed, while task `a` has ended well."""
+    assert [record.task_id for record in records] == ["a"]
+    task = await database.tasks.find_one({"task_id": "b"})
+    assert task is not None
+    [slot] = task["slots"]
+    assert (slot["status"], slot["failures"], slot["outages"]) == ("failed", 2, 0)
+    return dict(slot)
+
+
 async def test_a_prompt_that_never_gets_a_completion_fails_alone(
     database: RunDatabase, mongod: EmbeddedMongod
 ) -> None:
@@ -283,11 +293,7 @@ async def test_a_prompt_that_never_gets_a_completion_fails_alone(
     lines = [line("a"), line("b", query="moderated")]
     async with api(reply) as served:
         records = await evaluated(database, mongod, served, lines, "--max_failures", "2")
-    assert [record.task_id for record in records] == ["a"]
-    task = await database.tasks.find_one({"task_id": "b"})
-    assert task is not None
-    [slot] = task["slots"]
-    assert (slot["status"], slot["failures"], slot["outages"]) == ("failed", 2, 0)
+    slot = await failed_alone(database, records)
     assert "EndpointRefused" in slot["error"] and "has no message" in slot["error"]
 
 
@@ -298,11 +304,7 @@ async def test_a_prompt_that_is_refused_for_now_time_and_again_fails_alone(
     lines = [line("a"), line("b", query="moderated")]
     async with api(lambda body: status if no_turn(body) else says("<answer>46</answer>")) as served:
         records = await evaluated(database, mongod, served, lines, "--max_failures", "2")
-    assert [record.task_id for record in records] == ["a"]
-    task = await database.tasks.find_one({"task_id": "b"})
-    assert task is not None
-    [slot] = task["slots"]
-    assert (slot["status"], slot["failures"], slot["outages"]) == ("failed", 2, 0)
+    slot = await failed_alone(database, records)
     assert f"Error code: {status}" in slot["error"]
     assert sum(map(no_turn, served.requests)) < 20
 
