@@ -124,6 +124,15 @@ def test_what_nvidia_smi_says_instead_of_gpus_is_passed_on(
         read_inventory({})
 
 
+def test_a_kernel_without_control_groups_limits_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deployment, "_OWN_GROUP", tmp_path / "own")
+    monkeypatch.setattr(deployment, "_CONTROL_GROUPS", tmp_path)
+    assert usable_memory() == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert usable_cores() == len(os.sched_getaffinity(0))
+
+
 @pytest.mark.parametrize(
     ("limit", "usable"), [("max", None), ("1073741824", GIB), (str(2**60), None)]
 )

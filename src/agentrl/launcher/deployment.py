@@ -269,7 +269,10 @@ def _limits(file: str) -> Iterator[str]:
     A container sees its own as the root. A job of Slurm's and a unit of systemd's have theirs
     further in, and limit all that are within.
     """
-    groups = _OWN_GROUP.read_text().splitlines()
+    try:
+        groups = _OWN_GROUP.read_text().splitlines()
+    except FileNotFoundError:  # a kernel without control groups
+        groups = []
     own = next((line for line in groups if line.startswith("0::")), "0::/")
     inner = PurePosixPath(own.removeprefix("0::/"))
     for group in (inner, *inner.parents):
