@@ -98,12 +98,14 @@ def spoilt(function: str, folder: Path) -> str | None:
     return found.error
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_staging_fails_if_the_optimizer_does_not_wait_for_the_copy(tmp_path: Path) -> None:
     error = spoilt("staging", tmp_path / "spoilt")
     assert error is not None and "the optimizer waited 0.000 s" in error
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_update_fails_if_the_service_loads_nothing(tmp_path: Path) -> None:
     error = spoilt("update", tmp_path / "spoilt")
