@@ -41,13 +41,10 @@ class SmallDisk:
 
     def fill(self) -> None:
         """To the last byte."""
-        with self._filler.open("wb") as file:
-            try:
-                while True:
-                    file.write(bytes(1 << 16))
-                    file.flush()
-            except OSError:
-                pass
+        # Unbuffered: what found no room would be written again, and fail, as the file is closed.
+        with self._filler.open("wb", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(1 << 16))
 
     def free(self) -> None:
         self._filler.unlink()

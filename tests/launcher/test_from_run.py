@@ -113,10 +113,10 @@ def test_right_trajectories_are_trained_with_the_tokens_that_were_sampled(
     text = sft("--max_steps", "2")
     assert f"run {run}: {len(right):,} rows" in text
     rows = rows_in(tmp_path / "sft")
-    assert {place.removeprefix("record ") for place in rows.places} == right
+    records = [rows.place(number).removeprefix("record ") for number in range(len(rows))]
+    assert set(records) == right
     compared = 0
-    for number, place in enumerate(rows.places):
-        record = place.removeprefix("record ")
+    for number, record in enumerate(records):
         tree = rows[number]
         assert np.array_equal(tree["advantages"], tree["mask"])
         if record in stored:
@@ -164,11 +164,12 @@ def test_the_best_of_a_group_is_trained_against_its_worst(run: str, tmp_path: Pa
     assert f"run {run}: {len(expected):,} pairs" in text
     assert not alike or f"{len(alike)} pairs are left out" in text
     rows, compared = rows_in(tmp_path / "dpo"), 0
-    assert {place.removeprefix("group ") for place in rows.places} == expected.keys()
-    for number, place in enumerate(rows.places):
+    groups = [rows.place(number).removeprefix("group ") for number in range(len(rows))]
+    assert set(groups) == expected.keys()
+    for number, group in enumerate(groups):
         pair = rows[number]
         assert pair.parents.count(-1) == 1, "siblings share their prompt"
-        best, worst = expected[place.removeprefix("group ")]
+        best, worst = expected[group]
         for record in {best, worst} & stored.keys():
             assert lines_of(stored[record]) <= lines_of(pair)
             compared += 1
