@@ -1,14 +1,16 @@
 """What a gateway adds to a call of the model, and what it stores, beside LiteLLM's proxy.
 
 A scripted service answers after a fixed time. Sessions of several turns, each with its whole
-history, ask it through the gateway, through LiteLLM's proxy, and directly, round by round:
+history, ask it through the gateway, through LiteLLM's proxy, through a bare proxy, and directly,
+round by round:
 
     latency   sessions that pause between calls: seconds of a call beyond the service's own
     rate      sessions that do not, over a service that takes no time: calls for each CPU second of
               the gateway or the proxy
 
-The gateway stores each turn in a database before it answers, durably; the proxy stores nothing.
-`durable_write`: what such a write takes by itself here, after as long a pause.
+The gateway stores each turn in a database before it answers, durably; LiteLLM stores nothing. The
+bare proxy forwards each call as it is and stores a document of a turn's size: less than that no
+gateway with a ledger can do in Python here.
 
     bash benchmarks/gateway.sh [--quick] [--save]      sets up LiteLLM's environment, once
 """
@@ -24,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +37,7 @@ import orjson
 import psutil
 import uvloop
 from aiohttp import web
-from pymongo import InsertOne
+from pymongo import AsyncMongoClient, WriteConcern
 from report import finish, parse_flags
 
 from agentrl.databases import runs, services
@@ -56,6 +58,7 @@ ASKED = "And how many of them are there in all the bins of this aisle, as far as
 LATENCY_S = 0.5  # of the service, where latency is measured
 PAUSE_S = 2.0  # between two calls of a session there, on average
 CLOSED = 16  # sessions that do not pause
+TURN_BYTES = 1400  # of a stored turn (`bytes_by_turn`)
 
 
 @dataclass(frozen=True)
@@ -145,8 +148,8 @@ async def ways(
     mongod.start()
     database = await connect(mongod.url, RUN)
     started: list[subprocess.Popen[bytes]] = []
-    held = [HeldPort() for _ in range(3)]
-    service, gateway, proxy = (f"http://127.0.0.1:{port.number}" for port in held)
+    held = [HeldPort() for _ in range(4)]
+    service, gateway, proxy, bare = (f"http://127.0.0.1:{port.number}" for port in held)
     try:
         started.append(
             _start([sys.executable, __file__, "--serve", held[0].number, latency_s], folder)
@@ -166,11 +169,14 @@ async def ways(
             "--max_concurrent_samples_per_process", 2 * sessions, "--max_turns", 10_000,
             "--drop_zero_advantage", "false", "--max_failures_without_success", 0,
         ], folder))  # fmt: skip
+        barest = [sys.executable, __file__, "--bare", held[3].number, service, mongod.url]
+        started.append(_start(barest, folder))
         found = [
             Way("direct", None, f"{service}/v1", "x"),
             Way("gateway", psutil.Process(started[1].pid), gateway, "", claims=True),
+            Way("bare", psutil.Process(started[2].pid), f"{bare}/v1", "x"),
         ]
-        waited_for = [f"{service}/ready", f"{gateway}/v1/models"]
+        waited_for = [f"{service}/ready", f"{gateway}/v1/models", f"{bare}/ready"]
         if (litellm := os.environ.get("LITELLM_PYTHON")) is not None:
             config = folder / "litellm.yaml"
             params = {"model": "openai/m", "api_base": f"{service}/v1", "api_key": "x"}
@@ -186,7 +192,7 @@ async def ways(
                 held[2].number,
             ]
             started.append(_start([*command, "--host", "127.0.0.1", "--num_workers", 1], folder))
-            found.append(Way("litellm", psutil.Process(started[2].pid), f"{proxy}/v1", key))
+            found.append(Way("litellm", psutil.Process(started[3].pid), f"{proxy}/v1", key))
             waited_for.append(f"{proxy}/health/liveliness")
         await _until_they_answer(waited_for, started, folder)
         yield found, database
@@ -259,12 +265,36 @@ async def serve(port: int, latency_s: float) -> None:
         }  # fmt: skip
         return web.Response(body=orjson.dumps(answer), content_type="application/json")
 
+    await _serve(port, {"/generate": generate, "/v1/chat/completions": chat})
+
+
+async def bare_proxy(port: int, service: str, mongodb: str) -> None:
+    """Forward each call, and store a document before its answer ends."""
+    client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(mongodb)
+    turns = client["bare"].get_collection("turns", write_concern=WriteConcern(w="majority"))
+    http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+    async def chat(request: web.Request) -> web.Response:
+        sent = orjson.dumps(orjson.loads(await request.read()))
+        headers = {"Content-Type": "application/json"}
+        url = f"{service}/v1/chat/completions"
+        async with http.post(url, data=sent, headers=headers) as answer:
+            said = await answer.read()
+        await turns.insert_one({"_id": secrets.token_hex(8), "text": "x" * TURN_BYTES})
+        return web.Response(body=said, content_type="application/json")
+
+    await _serve(port, {"/v1/chat/completions": chat})
+
+
+async def _serve(
+    port: int, routes: Mapping[str, Callable[[web.Request], Awaitable[web.Response]]]
+) -> None:
     async def ready(_: web.Request) -> web.Response:
         return web.Response()
 
     app = web.Application(client_max_size=2**26)
-    app.router.add_post("/generate", generate)
-    app.router.add_post("/v1/chat/completions", chat)
+    for path, handler in routes.items():
+        app.router.add_post(path, handler)
     app.router.add_get("/ready", ready)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -281,19 +311,6 @@ async def bytes_by_turn(database: RunDatabase) -> dict[int, int]:
     async for document in cursor:
         sizes.setdefault(document["turn"], []).append(document["size"])
     return {turn: int(statistics.median(sizes[turn])) for turn in sorted(sizes)}
-
-
-async def durable_writes(database: RunDatabase, seconds: float) -> list[float]:
-    """Seconds of each insertion of a document of a turn's size, one after the other."""
-    taken: list[float] = []
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        await asyncio.sleep(PAUSE_S / 64)
-        insertion = InsertOne({"_id": secrets.token_hex(8), "text": "x" * 1000})
-        began = time.perf_counter()
-        await database.turns.bulk_write([insertion], ordered=False)
-        taken.append(time.perf_counter() - began)
-    return taken
 
 
 def milliseconds(values: Sequence[float]) -> dict[str, float]:
@@ -318,7 +335,6 @@ async def main(flags: argparse.Namespace) -> None:
                         added[way.name] += made.added
                 latency[str(sessions)] = {name: milliseconds(v) for name, v in added.items()}
             stored = await bytes_by_turn(database)
-            writes = milliseconds(await durable_writes(database, seconds))
         async with ways(Path(folder), CLOSED, 0.0) as (all_ways, _):
             for warm in (True, *(False for _ in range(rounds))):
                 for way in all_ways:
@@ -331,7 +347,6 @@ async def main(flags: argparse.Namespace) -> None:
         "turns_of_a_session": TURNS,
         "service_s": LATENCY_S,
         "added": latency,
-        "durable_write": writes,
         "calls_per_s": {n: round(statistics.median(r for r, _ in v), 1) for n, v in rates.items()},
         "calls_per_cpu_s": {
             n: round(statistics.median(c for _, c in v), 1) for n, v in rates.items()
@@ -349,6 +364,8 @@ async def main(flags: argparse.Namespace) -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--serve"]:
         uvloop.run(serve(int(sys.argv[2]), float(sys.argv[3])))
+    elif sys.argv[1:2] == ["--bare"]:
+        uvloop.run(bare_proxy(int(sys.argv[2]), sys.argv[3], sys.argv[4]))
     else:
         given = parse_flags(__doc__ or "")
         given.load = round(os.getloadavg()[0], 2)
