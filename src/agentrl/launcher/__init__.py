@@ -7,7 +7,8 @@ A launch
     run.py, launch.py, launch_help.py   `agentrl launch`, from the flags to the report
     preflight.py, probes.py, service_checks.py, receiver_checks.py,
     tracker_keys.py           what is checked and tried before
-    inventory.py, model_sizes.py, placement.py, gpu_plan.py   which GPUs train and which serve
+    inventory.py, model_sizes.py, placement.py, gpu_plan.py,
+    service_plan.py           which GPUs train and which serve
     presets.py, deployment.py, stack.py, service_part.py   which processes there are, with which
                               command lines
     sglang_setup.py           SGLang's environment

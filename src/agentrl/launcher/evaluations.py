@@ -17,6 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.configs import Config, parse_config
+from agentrl.configs.parsing import Layer, as_words, given_values
 from agentrl.databases import outages, policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.evaluations import begin_evaluation, handed_back, open_tasks
@@ -34,6 +35,7 @@ from agentrl.launcher.evaluation import (
 )
 from agentrl.launcher.evaluation_setup import SetUp, unseen
 from agentrl.launcher.fixed_weights import await_services, fixed_services
+from agentrl.launcher.gpu_plan import ORIGIN
 from agentrl.launcher.model_source import ModelSource
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import print_lines, run_arguments
@@ -185,8 +187,9 @@ class Evaluations:
         folder.mkdir(exist_ok=True)
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=folder))
         model = entrant.model.as_folder(Path(scratch).resolve()).absolute()
-        config = parse_config([*flags, "--model_name_or_path", str(model)])
-        self._start_services(supervisor, held, config, version)
+        flags += ["--model_name_or_path", str(model)]
+        config = parse_config(flags)
+        self._start_services(supervisor, held, flags, version)
         loading = await_services(opened.database, config, version, model)
         async with self._progress(partial(_loading, entrant.name, time.monotonic())):
             await _while_alive(supervisor, loading)
@@ -195,23 +198,26 @@ class Evaluations:
         return config, None
 
     def _start_services(
-        self, supervisor: Supervisor, held: ExitStack, config: Config, version: int
+        self, supervisor: Supervisor, held: ExitStack, flags: Sequence[str], version: int
     ) -> None:
-        """Start services unless some are given."""
+        """Start services unless some are given, and tell where they are."""
         deployment = read_deployment(os.environ)
-        gpus = 0 if config.parallel.use_cpu else count_gpus(os.environ)
-        services = fixed_services(config, deployment, gpus)
-        if not services:
+        services = fixed_services(
+            parse_config(flags), given_values(flags, "agentrl eval"), deployment
+        )
+        if not services.devices:
             return
-        threads = str(max(1, usable_cores() // (services + 1)))
-        command = deployment.service_command(gpus)
+        print_lines(self.console, services.lines)
+        config = parse_config([*flags, *as_words([Layer(ORIGIN, services.flags)])])
+        threads = str(max(1, usable_cores() // (len(services.devices) + 1)))
+        command = deployment.service_command(count_gpus(os.environ) if services.on_gpus else 0)
         set_up_sglang(command)
-        for number in range(services):
+        for number, devices in enumerate(services.devices):
             part = service_part(
                 config,
                 held.enter_context(HeldPort()).number,
-                number=number if services > 1 else None,
-                gpus=gpus,
+                number=number if len(services.devices) > 1 else None,
+                devices=devices,
                 threads={"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads)},
                 sglang_command=command,
                 weight_version=version,

@@ -5,10 +5,13 @@ gave, and that have others, they are loaded from disk.
 """
 
 import asyncio
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from agentrl.configs import Config
+from agentrl.configs.flags import Value
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.services import acknowledge, live_services, register_urls
 from agentrl.inference.engines import open_engines
@@ -16,8 +19,30 @@ from agentrl.inference.protocol import FRESH_VERSION, ServiceUnreachable
 from agentrl.inference.weights.disk import DiskUpdater
 from agentrl.inference.weights.updates import PublishedWeights, update_services
 from agentrl.launcher.deployment import Deployment
+from agentrl.launcher.inventory import Inventory, read_inventory
+from agentrl.launcher.placement import Asked
+from agentrl.launcher.service_plan import plan_services
+from agentrl.training.model.memory_model import MemorySetup
 
 _TICK_S = 0.25
+
+
+@dataclass(frozen=True)
+class FixedServices:
+    """Services to start on this machine.
+
+    `devices`: CUDA_VISIBLE_DEVICES of each; None on the CPU. `flags`: what follows from the GPUs.
+    `lines`: what is told of them.
+    """
+
+    devices: tuple[str | None, ...] = ()
+    flags: Mapping[str, Value] = field(default_factory=dict)
+    lines: Sequence[str] = ()
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether they are on GPUs."""
+        return any(self.devices)
 
 
 @dataclass(frozen=True)
@@ -61,11 +86,32 @@ async def await_services(database: RunDatabase, config: Config, version: int, mo
     )
 
 
-def fixed_services(config: Config, deployment: Deployment, gpus: int) -> int:
-    """Number of services to start here: by NUM_SERVICES, else one, or as many as SGLang fills the
-    GPUs with."""
+def fixed_services(
+    config: Config, given: Mapping[str, Value], deployment: Deployment
+) -> FixedServices:
+    """The services to start here: none if some are given; on GPUs as many as NUM_SERVICES says, or
+    as fit; else by NUM_SERVICES, or one.
+
+    `given`: the flags of `config` that somebody has set. Raises `ConfigError` if the GPUs have too
+    little room.
+    """
     if config.inference_urls:
-        return 0
-    if deployment.num_services is not None or deployment.service_command(gpus) is None:
-        return deployment.services
-    return max(1, gpus // config.services.inf_tp_size)
+        return FixedServices()
+    inventory = Inventory() if config.parallel.use_cpu else read_inventory(os.environ)
+    if not inventory.gpus:
+        return FixedServices((None,) * deployment.services)
+    # Imported here: it makes a model, and torch and transformers load slowly.
+    from agentrl.launcher.model_sizes import read_sizes
+
+    local = deployment.service_command(len(inventory.gpus)) is None
+    degree = config.services.inf_tp_size if "inf_tp_size" in given else None
+    asked = Asked(
+        tokens=config.sampling.max_tokens,
+        setup=MemorySetup(tokens=1),
+        services=deployment.num_services,
+        inf_tp=1 if local else degree,
+        inf_mem_ratio=config.services.inf_mem_ratio,
+    )
+    plan = plan_services(inventory, read_sizes(config), asked, "NUM_SERVICES", "--max_tokens")
+    flags = {"inf_tp_size": plan.serving.tp, "inf_mem_ratio": plan.serving.share}
+    return FixedServices(plan.devices, flags, plan.lines)

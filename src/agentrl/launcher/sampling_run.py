@@ -18,6 +18,7 @@ from agentrl.configs.parsing import (
     merged,
     origins_of,
 )
+from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import (
     Deployment,
     count_gpus,
@@ -27,9 +28,11 @@ from agentrl.launcher.deployment import (
 )
 from agentrl.launcher.feeding import FIXED_VERSION
 from agentrl.launcher.fixed_weights import fixed_services
+from agentrl.launcher.gpu_plan import ORIGIN
 from agentrl.launcher.launch import Launch
 from agentrl.launcher.model_source import ModelSource, find_model
 from agentrl.launcher.presets import SAMPLE, preset_layers
+from agentrl.launcher.report import print_lines
 from agentrl.launcher.run import check_start, launch_record, try_services
 from agentrl.launcher.run_folder import RunLock, last_checkpoint
 from agentrl.launcher.sglang_setup import set_up_sglang
@@ -97,22 +100,27 @@ def add_samplers(layers: list[Layer], source: ModelSource, deployment: Deploymen
 
 
 def _plan(config: Config, layers: list[Layer], deployment: Deployment) -> Stack:
-    """The parts: a MongoDB if none is given, services on all GPUs if none are given, samplers."""
-    gpus = 0 if config.parallel.use_cpu else count_gpus(os.environ)
-    services = fixed_services(config, deployment, gpus)
-    cores = usable_cores()
-    samplers = default_sampler_processes(cores, cores if services and not gpus else 0)
+    """The parts: a MongoDB if none is given, services on all GPUs if none are given, samplers.
+
+    Tells where the services are.
+    """
+    services = fixed_services(config, merged(layers), deployment)
+    print_lines(TerminalConsole(), services.lines)
+    layers = [*layers, Layer(ORIGIN, services.flags)]
+    count, cores = len(services.devices), usable_cores()
+    samplers = default_sampler_processes(cores, cores if count and not services.on_gpus else 0)
     return Stack(
-        config=config,
+        config=config_of(merged(layers)),
         flags=tuple(as_words(layers)),
         origins=origins_of(layers),
         mongod=config.run.db_connection_string is None,
         tools=False,
-        services=services,
+        services=count,
         samplers=deployment.samplers(config.sampling.sampler_processes or samplers),
         trainers=0,
-        gpus=gpus,
+        gpus=count_gpus(os.environ) if services.on_gpus else 0,
         deployment=deployment,
+        service_devices=services.devices,
         feeds=True,
         weight_version=FIXED_VERSION,
     )

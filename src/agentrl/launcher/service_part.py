@@ -19,7 +19,6 @@ def service_part(
     *,
     number: int | None,
     machine: int = 0,
-    gpus: int,
     devices: str | None = None,
     address: str | None = None,
     threads: Mapping[str, str],
@@ -28,9 +27,8 @@ def service_part(
 ) -> Part:
     """An inference service for the model of `config`, which must have the database's URL.
 
-    `number`: index of the service if there are several. `machine`: this one's number. `gpus`:
-    number of GPUs of this machine to use (0: the CPU). `devices`: CUDA_VISIBLE_DEVICES of the
-    service; None: the services take the machine's GPUs in turn. `address`: this machine's, for
+    `number`: index of the service if there are several. `machine`: this one's number.
+    `devices`: CUDA_VISIBLE_DEVICES of the service; None: the CPU. `address`: this machine's, for
     other machines that ask the service; None if there are none. `sglang_command`: starts SGLang;
     None for the local engine. `weight_version`: policy version of the model's weights.
     """
@@ -38,13 +36,11 @@ def service_part(
     variable = config.sampling.inference_api_key_env
     key = ["--inference_api_key_env", variable] if variable else []
     assert config.run.db_connection_string and config.model.model_name_or_path
+    on_gpu = devices is not None
     if sglang_command is None:
-        engine = _local_flags(config.services) if gpus else []
+        engine = _local_flags(config.services) if on_gpu else []
     else:
-        if gpus and devices is None:
-            first = (number or 0) * config.services.inf_tp_size % gpus
-            sglang_command += f" --base-gpu-id {first}"
-        engine = _sglang_flags(config.services, sglang_command, gpus)
+        engine = _sglang_flags(config.services, sglang_command, on_gpu=on_gpu)
     if address is not None:
         engine += ["--host", "0.0.0.0", "--public_url", f"http://{address}:{port}"]
     return Part(
@@ -94,17 +90,17 @@ def _local_flags(services: ServiceConfig) -> list[str]:
     return flags
 
 
-def _sglang_flags(services: ServiceConfig, command: str, gpus: int) -> list[str]:
+def _sglang_flags(services: ServiceConfig, command: str, *, on_gpu: bool) -> list[str]:
     """The flags of `agentrl serve` for SGLang."""
     flags = [
         "--engine", "sglang",
         "--sglang_command", command,
-        "--dtype", "bfloat16" if gpus else "float32",
+        "--dtype", "bfloat16" if on_gpu else "float32",
         "--inf_tp_size", str(services.inf_tp_size),
         "--inf_ep_size", str(services.inf_ep_size),
     ]  # fmt: skip
     if services.inf_mem_ratio is not None:
         flags += ["--inf_mem_ratio", str(services.inf_mem_ratio)]
-    if services.inf_share_gpus and gpus:
+    if services.inf_share_gpus and on_gpu:
         flags.append("--memory_saver")
     return flags

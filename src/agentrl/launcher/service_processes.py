@@ -1,7 +1,6 @@
 """`agentrl serve --services N`: the inference services of one node, each a process of its own.
 
-On GPUs they are placed as a launch places its services: as many as fit, each on as few GPUs as
-leave half of their memory to the cache. They take consecutive ports.
+On GPUs they are placed by `service_plan.py`. They take consecutive ports.
 """
 
 import os
@@ -15,16 +14,10 @@ from agentrl.configs import ConfigError
 from agentrl.configs.parsing import parse_config
 from agentrl.launcher.deployment import usable_cores
 from agentrl.launcher.inventory import Inventory, read_inventory
-from agentrl.launcher.placement import (
-    USABLE,
-    Asked,
-    ModelSizes,
-    Serving,
-    longest_record,
-    place_services,
-)
+from agentrl.launcher.placement import Asked, ModelSizes, Serving
 from agentrl.launcher.processes import RESTARTS, Kind, Part
 from agentrl.launcher.service_part import gpu_environment, service_grace_s
+from agentrl.launcher.service_plan import plan_services
 from agentrl.training.model.memory_model import MemorySetup
 
 _PORT = re.compile(r":(\d+)(?=/?$)")
@@ -70,25 +63,8 @@ def places(arguments: Namespace, engine: str) -> list[Place]:
 
 def placed(inventory: Inventory, model: ModelSizes, asked: Asked, engine: str) -> list[Place]:
     """The services on the GPUs of `inventory`, from the first one. Raises `ConfigError`."""
-    serving = place_services(inventory, model, asked)
-    if serving is None:
-        fitting = [rest for rest in inventory.freer() if place_services(rest, model, asked)]
-        which = "a service" if asked.services is None else f"--services {asked.services}"
-        degree = "" if asked.inf_tp is None else f" of {asked.inf_tp} GPU(s) each"
-        raise ConfigError(
-            f"{inventory.line}, of which {asked.inf_mem_ratio or USABLE:.0%} can be used: "
-            f"{which}{degree} for a model of {model.shape.parameters / 1e9:.1f}B parameters and "
-            f"records of {longest_record(model, asked):,} tokens does not fit; "
-            + "".join(f"{inventory.choosing(rest)}; " for rest in fitting[:1])
-            + "give fewer --services, a shorter --context_length, or more GPUs"
-        )
-    return [
-        Place(
-            ",".join(gpu.device for gpu in inventory.gpus[n * serving.tp : (n + 1) * serving.tp]),
-            _flags(serving, engine),
-        )
-        for n in range(serving.count)
-    ]
+    plan = plan_services(inventory, model, asked, "--services", "--context_length")
+    return [Place(devices, _flags(plan.serving, engine)) for devices in plan.devices]
 
 
 def _flags(serving: Serving, engine: str) -> tuple[str, ...]:

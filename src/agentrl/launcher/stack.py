@@ -62,7 +62,8 @@ class Stack:
     trainers: int  # trainer processes of all machines; 0: none here
     gpus: int  # number of GPUs to use here
     deployment: Deployment
-    placement: Placement | None = None  # of the GPUs, if any are used
+    service_devices: tuple[str | None, ...] = ()  # CUDA_VISIBLE_DEVICES of each; None: the CPU
+    placement: Placement | None = None  # of the GPUs, if trainer and services are placed on any
     feeds: bool = False  # whether this launch feeds a run without a trainer
     weight_version: int = FRESH_VERSION  # of the services that are started here
     own_rank: bool = False  # whether the trainer here is one process, of a rank that is given
@@ -168,6 +169,7 @@ def plan_layers(
         trainers=trainers,
         gpus=use_gpus,
         deployment=deployment,
+        service_devices=_service_devices(services, placement),
         placement=placement,
     )
 
@@ -205,6 +207,12 @@ def _services(config: Config, deployment: Deployment, placement: Placement | Non
     if placement.serve is None or not placement.serves(deployment.machine_rank):
         return 0
     return placement.serve.count
+
+
+def _service_devices(services: int, placement: Placement | None) -> tuple[str | None, ...]:
+    if placement is None:
+        return (None,) * services
+    return tuple(map(placement.devices, placement.service_gpus[:services]))
 
 
 def _are_reached(config: Config, deployment: Deployment) -> bool:
@@ -340,8 +348,7 @@ def plan_parts(stack: Stack, addresses: Addresses, threads: dict[str, str]) -> l
             port,
             number=number if stack.services > 1 else None,
             machine=machine,
-            gpus=stack.gpus,
-            devices=_devices(stack, number),
+            devices=stack.service_devices[number],
             address=_address(stack),
             threads=threads,
             sglang_command=stack.deployment.service_command(stack.gpus),
@@ -369,12 +376,6 @@ def service_urls(stack: Stack, addresses: Addresses) -> list[str]:
     """The URLs by which the services that are started here register with the run."""
     host = _address(stack) or "127.0.0.1"
     return [f"http://{host}:{port}" for port in addresses.service_ports[: stack.services]]
-
-
-def _devices(stack: Stack, service: int) -> str | None:
-    """CUDA_VISIBLE_DEVICES of a service; None without GPUs."""
-    placement = stack.placement
-    return None if placement is None else placement.devices(placement.service_gpus[service])
 
 
 def _address(stack: Stack) -> str | None:
