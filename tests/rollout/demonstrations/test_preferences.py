@@ -86,6 +86,7 @@ def test_what_a_prompt_of_messages_says_may_stand_beside_it(tmp_path: Path) -> N
         ("conversations", [{"from": "human", "value": "bin 4?"}]),
         ("messages", [*GUESSED, QUESTION]),
         ("question", "What is in bin 4?"),
+        ("question", "Answer as a pirate. bin 3?"),
         ("history", [["a", "b"]]),
     ],
 )
@@ -178,6 +179,10 @@ def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: 
         ),
         (
             {"prompt": "bin 3?", "chosen": CALLED, "rejected": GUESSED},
+            "has `prompt` as a str beside messages that do not begin with it",
+        ),
+        (
+            {**IMPLICIT, "prompt": "Answer as a pirate. bin 3?"},
             "has `prompt` as a str beside messages that do not begin with it",
         ),
         (

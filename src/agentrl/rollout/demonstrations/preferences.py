@@ -125,12 +125,10 @@ def _divided(chosen: Any, rejected: Any, prompt: Any) -> tuple[Any, Any, Any]:
 
 
 def _repeats(prompt: Any, messages: list[Any]) -> bool:
-    """Whether a text is what a user says in `messages`, or has it in it."""
+    """Whether all of a text is in what a user says in `messages`, so that nothing of it is lost."""
     read = [read_message(number, one).message for number, one in enumerate(messages, start=1)]
-    asked = [one["content"].strip() for one in read if one["role"] == "user"]
-    return isinstance(prompt, str) and any(
-        text and (text in prompt or prompt.strip() in text) for text in asked
-    )
+    asked = [one["content"] for one in read if one["role"] == "user"]
+    return isinstance(prompt, str) and any(prompt.strip() in text for text in asked)
 
 
 def _refuse_other_prompts(fields: Mapping[str, Any], prompt: Any, answers: Sequence[Any]) -> None:
