@@ -70,6 +70,9 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
         ),
         ({"prompt": "one ", "completion": "two"}, "two<|im_end|>"),
         ({"text": "all of it"}, "all of it<|im_end|>"),
+        ({"messages": json.dumps([QUESTION, ANSWER])}, "7<|im_end|>"),
+        ({"prompt": json.dumps([QUESTION]), "completion": json.dumps([ANSWER])}, "7<|im_end|>"),
+        ({"text": json.dumps([QUESTION, ANSWER])}, json.dumps([QUESTION, ANSWER]) + "<|im_end|>"),
         (
             {"prompt": [QUESTION], "completion": "9"},
             "9<|im_end|>",
@@ -246,7 +249,7 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
             "message 2: says nothing; its fields are role, text",
         ),
         (
-            {"messages": json.dumps([QUESTION])},
+            {"messages": "bin 3?"},
             "prompt and completion, text, or conversations; its fields are 'messages' (a str)",
         ),
         (

@@ -62,6 +62,28 @@ def test_every_layout_of_messages_gives_the_same_pair(tmp_path: Path) -> None:
     assert trees[0].parents.count(-1) == 1, "the prompt is stored once"
 
 
+def as_json(row: dict[str, Any]) -> dict[str, Any]:
+    """The row in a table of texts."""
+    return {n: v if isinstance(v, str) else json.dumps(v) for n, v in row.items()}
+
+
+def test_messages_may_be_texts_with_their_json(tmp_path: Path) -> None:
+    one = {"prompt": [QUESTION], "chosen": {"from": "gpt", "value": "46"}, "rejected": GUESSED[0]}
+    texts = {"prompt": json.dumps([QUESTION]), "chosen": "46", "rejected": "7"}
+    given = [EXPLICIT, as_json(EXPLICIT), as_json(IMPLICIT), one, as_json(one), texts]
+    rows = prepared(written(tmp_path, *given))
+    assert rows.left_out == {}
+    trees = TreeFile(rows.folder)
+    assert trees[0] == trees[1] == trees[2]
+    assert trees[3] == trees[4] == trees[5]
+
+
+def test_an_answer_in_json_that_is_no_message_stays_a_text() -> None:
+    trip, listed = '{"from": "A", "content": "B"}', '[{"role": "cook"}]'
+    chosen, rejected = read_preference({"prompt": "Which?", "chosen": trip, "rejected": listed})
+    assert (chosen, rejected) == (PlainText("Which?", trip), PlainText("Which?", listed))
+
+
 def test_an_answer_that_begins_with_its_prompt_has_it_once(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Count."}
     asked = {"from": "human", "value": "bin 3?"}
@@ -205,6 +227,14 @@ def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: 
         (
             {"prompt": "?", "system": "Count.", "chosen": "46", "rejected": "7"},
             "has `system` beside a prompt that is a text",
+        ),
+        (
+            {"prompt": "?", "chosen": str(CALLED), "rejected": "7"},
+            "has `chosen` like messages in a text, but no JSON: Expecting property name",
+        ),
+        (
+            {"prompt": "?", "chosen": json.dumps(CALLED)[:-1], "rejected": "7"},
+            "has `chosen` like messages in a text, but no JSON: Expecting ',' delimiter",
         ),
         ({**EXPLICIT, "images": ["a.png"]}, "has `images`, and only text is trained"),
         ({"chosen": [QUESTION, *CALLED], "rejected": [QUESTION, *CALLED]}, "that are the same"),

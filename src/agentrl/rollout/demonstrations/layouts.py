@@ -6,8 +6,9 @@
     {"prompt": "text", "completion": "text"}                              without a chat template
     {"text": "text"}                                                      all of it is trained
 
-The first of these that a row has is read. Every message of the assistant is trained, unless it
-says that it is not (`messages`). `system` beside messages stands before them (LLaMA-Factory's).
+The first of these that a row has is read. Messages may be a text with their JSON. Every message of
+the assistant is trained, unless it says that it is not (`messages`). `system` beside messages
+stands before them (LLaMA-Factory's).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +17,17 @@ from typing import Any
 
 from agentrl.databases.task_file.file_rows import parse_inner
 from agentrl.rollout.chat import Message, ToolSchema
-from agentrl.rollout.demonstrations.messages import NO_TEXT, is_system, kind, one_of, read_message
+from agentrl.rollout.demonstrations.messages import (
+    NO_TEXT,
+    is_system,
+    kind,
+    one_of,
+    read_json_messages,
+    read_message,
+)
 
 LAYOUTS = "messages, prompt and completion, text, or conversations"
+_OF_MESSAGES = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _JUDGEMENTS = ("label", "kto_tag")  # TRL's and ms-swift's, LLaMA-Factory's
 _FALSE = ("false", "0", "0.0")
@@ -58,7 +67,7 @@ class PlainText:
 
 def read_demonstration(fields: Mapping[str, Any]) -> Demonstration | PlainText:
     """Read a row. Raises `ValueError` with one sentence that continues after the row's place."""
-    refuse_unfollowed(fields)
+    fields = read_fields(fields)
     _refuse_judged(fields)
     for name in ("messages", "conversations"):
         if isinstance(fields.get(name), list):
@@ -71,11 +80,16 @@ def read_demonstration(fields: Mapping[str, Any]) -> Demonstration | PlainText:
     raise ValueError(f"has none of {LAYOUTS}; {its_fields(fields)}")
 
 
-def refuse_unfollowed(fields: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a row holds more than text, or options of its own."""
+def read_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a row, with messages for texts that hold their JSON.
+
+    Raises `ValueError` if the row holds more than text, or options of its own.
+    """
     for name, why in _NOT_FOLLOWED.items():
         if fields.get(name):
             raise ValueError(f"has `{name}`, {why}")
+    read = {name: read_json_messages(name, fields[name]) for name in _OF_MESSAGES if name in fields}
+    return {**fields, **read}
 
 
 def _refuse_judged(fields: Mapping[str, Any]) -> None:

@@ -9,8 +9,10 @@ of OpenAI, of OpenAI before `tools`, of ShareGPT, and of LLaMA-Factory beside Sh
 
 The forms are read by one reader, so that what one of them may say any of them may say. A message
 says something, or it is refused: to say nothing would be trained as ending the turn at once.
+Messages may be a text with their JSON, as in tables that have no lists.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -45,6 +47,13 @@ _NOT_FOLLOWED = {
     "train_detail": "and a message is trained as a whole or not at all",
     "refusal": "which is no content: write what the assistant says in `content`",
 }
+# What makes an object in a text a message: an answer may well be other JSON with `from` or `role`.
+_ENOUGH = ({"role", "content"}, {"role", "tool_calls"}, {"role", _CALLS}, {"from", "value"})
+# A list of messages, as JSON or as Python writes it.
+_LIKE_MESSAGES = re.compile(
+    r"""\s*\[\s*\{.*?["'](role|from)["']\s*:\s*["'](system|user|human|assistant|gpt)["']""",
+    re.DOTALL,
+)
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _OF_CALL = ("id", "type", "index", "function")
 _OF_FUNCTION = ("name", "arguments", "parameters")
@@ -107,6 +116,28 @@ def _read(given: Any) -> ReadMessage:
     if role != "assistant":
         unread |= {name for name in THOUGHT_FIELDS if given.get(name)}
     return ReadMessage(message, _trained(given, role), frozenset(unread))
+
+
+def read_json_messages(name: str, value: Any) -> Any:
+    """What a field of a row holds: messages, or one message, if it is a text with their JSON.
+
+    Other JSON stays a text. Raises `ValueError` if it begins like messages and is no JSON.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        read = parse_inner(value)
+    except ValueError as error:
+        if _LIKE_MESSAGES.match(value):
+            raise ValueError(
+                f"has `{name}` like messages in a text, but no JSON: {error}"
+            ) from None
+        return value
+    holds_message = any(
+        isinstance(one, dict) and any(names <= one.keys() for names in _ENOUGH)
+        for one in (read if isinstance(read, list) else [read])
+    )
+    return read if holds_message else value
 
 
 def is_system(given: Any) -> bool:

@@ -8,8 +8,9 @@
     {"instruction": "text", "input": "text", "chosen": ..., "rejected": ...}    LLaMA-Factory's
     {"conversations": [messages], "chosen": {message}, "rejected": {message}}   LLaMA-Factory's
 
-A text behind messages, or behind a question, is a message of the assistant. Trained of each answer
-is what `layouts` trains of a demonstration: what the assistant says.
+Messages may be a text with their JSON. A text behind messages, or behind a question, is a message
+of the assistant. Trained of each answer is what `layouts` trains of a demonstration: what the
+assistant says.
 """
 
 import re
@@ -24,7 +25,7 @@ from agentrl.rollout.demonstrations.layouts import (
     is_answer,
     its_fields,
     read_answer,
-    refuse_unfollowed,
+    read_fields,
 )
 from agentrl.rollout.demonstrations.messages import kind, read_message
 
@@ -47,7 +48,7 @@ def read_preference(
 
     Raises `ValueError` with one sentence that continues after the row's place.
     """
-    refuse_unfollowed(fields)
+    fields = read_fields(fields)
     chosen, rejected = fields.get("chosen"), fields.get("rejected")
     if not any(isinstance(chosen, one) and isinstance(rejected, one) for one in (list, str, dict)):
         raise ValueError(f"has not {LAYOUTS}; {its_fields(fields)}")
