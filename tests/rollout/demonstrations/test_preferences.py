@@ -101,6 +101,20 @@ def test_what_a_prompt_of_messages_says_may_stand_beside_it(tmp_path: Path) -> N
     assert trees[0] == trees[1] == trees[2]
 
 
+@pytest.mark.parametrize("end", ["46", "7"])
+def test_a_prompt_that_ends_in_one_of_the_answers_is_asked_without_it(
+    tmp_path: Path, end: str
+) -> None:
+    chosen, rejected = {"from": "gpt", "value": "46"}, {"from": "gpt", "value": "7"}
+    ended = {"conversations": [QUESTION, {"from": "gpt", "value": end}]}
+    row = {**ended, "chosen": chosen, "rejected": rejected}
+    beside = {"prompt": [QUESTION], **row, "chosen": "46", "rejected": "7"}
+    rows = prepared(written(tmp_path, *ASKED, row, beside))
+    assert rows.left_out == {}
+    trees = TreeFile(rows.folder)
+    assert trees[0] == trees[1] == trees[2]
+
+
 @pytest.mark.parametrize("row", [EXPLICIT, IMPLICIT])
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -236,6 +250,11 @@ def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: 
             {"prompt": "?", "chosen": json.dumps(CALLED)[:-1], "rejected": "7"},
             "has `chosen` like messages in a text, but no JSON: Expecting ',' delimiter",
         ),
+        (
+            {**EXPLICIT, "prompt": [QUESTION, {"role": "assistant", "content": "8"}]},
+            "has a prompt that ends in what the assistant says, and no answer begins with that",
+        ),
+        ({**EXPLICIT, "train": False}, "says that it is not to be trained (`train` or `weight`)"),
         ({**EXPLICIT, "images": ["a.png"]}, "has `images`, and only text is trained"),
         ({"chosen": [QUESTION, *CALLED], "rejected": [QUESTION, *CALLED]}, "that are the same"),
         ({"chosen": "It is 46", "rejected": "It is 46"}, "that are the same"),

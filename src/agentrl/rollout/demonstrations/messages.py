@@ -27,8 +27,8 @@ _ROLES = {
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", _CALLS: "assistant",
     "tool": "tool", "function": "tool", "observation": "tool",
 }  # fmt: skip
-# Whether a message is trained: as Axolotl, OpenAI and ms-swift name it.
-_MARKS = ("train", "weight", "loss")
+# Whether a message is trained: as Axolotl, OpenAI, ms-swift and Megatron name it.
+_MARKS = ("train", "weight", "loss", "loss_mask")
 # Other names of it, which are not followed: a turn that is not to be trained would be.
 _OTHER_MARKS = ("training", "trainable", "loss_scale")
 _NAMES = ("name", "tool_call_id")
@@ -170,13 +170,22 @@ def _trained(given: Mapping[str, Any], role: str) -> bool:
                 f"has `{name}` {given[name]!r}, which is not followed: name it `{_MARKS[0]}`, "
                 "with true or false"
             )
-    marks = {name: given[name] for name in _MARKS if given.get(name) is not None}
-    for name, value in marks.items():
-        if value not in (0, 1):
-            raise ValueError(f"`{name}` is {value!r}, and neither 0 nor 1")
-    if role != "assistant" and any(marks.values()):
+    trained = marked(given, *_MARKS)
+    if role != "assistant" and trained:
         raise ValueError(f"only the assistant's messages are trained, not {role}")
-    return role == "assistant" and one_of(given, *_MARKS) in (None, 1)
+    return role == "assistant" and trained is not False
+
+
+def marked(given: Mapping[str, Any], *marks: str) -> bool | None:
+    """Whether it is trained, by its marks; None if it has none of them.
+
+    Raises `ValueError` if one is neither 0 nor 1, or if they differ.
+    """
+    for name in marks:
+        if given.get(name) not in (None, 0, 1):
+            raise ValueError(f"`{name}` is {given[name]!r}, and neither 0 nor 1")
+    mark = one_of(given, *marks)
+    return None if mark is None else bool(mark)
 
 
 def _content(given: Mapping[str, Any]) -> str | None:

@@ -59,7 +59,10 @@ def read_preference(
         prompt, chosen, rejected = _divided(chosen, rejected, fields.get("prompt"))
     if not is_answer(prompt, chosen):
         raise ValueError(f"has not {LAYOUTS}; {its_fields(fields)}")
-    _refuse_other_prompts(fields, prompt, (chosen, rejected))
+    if isinstance(prompt, list):
+        answers = [_messages_of(answer) for answer in (chosen, rejected)]
+        prompt = _unanswered(prompt, answers)
+        _refuse_other_prompts(fields, prompt, answers)
     return (
         _answered(fields, prompt, chosen, "chosen"),
         _answered(fields, prompt, rejected, "rejected"),
@@ -132,17 +135,38 @@ def _repeats(prompt: Any, messages: list[Any]) -> bool:
     return isinstance(prompt, str) and any(prompt.strip() in text for text in asked)
 
 
-def _refuse_other_prompts(fields: Mapping[str, Any], prompt: Any, answers: Sequence[Any]) -> None:
+def _messages_of(answer: Any) -> list[Any]:
+    """An answer to messages, as messages."""
+    if isinstance(answer, str):
+        return [{"role": "assistant", "content": answer}]
+    return answer if isinstance(answer, list) else [answer]
+
+
+def _unanswered(prompt: list[Any], answers: Sequence[list[Any]]) -> list[Any]:
+    """The messages of a prompt, without the answer that they may end in already.
+
+    Raises `ValueError` if they end in another one.
+    """
+    last = prompt[-1:]
+    if not last or read_message(len(prompt), last[0]).message["role"] != "assistant":
+        return prompt
+    if any(begins_with(answer, last) for answer in answers):
+        return prompt[:-1]
+    raise ValueError(
+        "has a prompt that ends in what the assistant says, and no answer begins with that"
+    )
+
+
+def _refuse_other_prompts(
+    fields: Mapping[str, Any], prompt: list[Any], answers: Sequence[list[Any]]
+) -> None:
     """Raise `ValueError` if messages or a question beside a prompt of messages say something else.
 
     They may repeat it, with an answer or without, as a question may repeat what a user says in it.
     """
-    if not isinstance(prompt, list):
-        return
     wholes = [prompt]
     for answer in answers:
-        if isinstance(answer, list):
-            wholes += [[*prompt, *answer], answer]  # which may begin with the prompt itself
+        wholes += [[*prompt, *answer], answer]  # which may begin with the prompt itself
     for name in (*_CONVERSATIONS, *_QUESTION):
         given = fields.get(name)
         if isinstance(given, list) and given:
