@@ -30,11 +30,13 @@ from agentrl.launcher.deployment import (
     read_deployment,
     usable_cores,
 )
+from agentrl.launcher.ending import way_on_from
 from agentrl.launcher.presets import GRPO
+from agentrl.launcher.processes import signal_name
 from agentrl.launcher.receiver_checks import check_trackers
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.report import from_here, print_lines
-from agentrl.launcher.run_folder import RunLock
+from agentrl.launcher.run_folder import RunLock, last_checkpoint
 from agentrl.launcher.stack import trainer_command
 from agentrl.rollout.demonstrations.prepare import (
     Preparation,
@@ -114,6 +116,8 @@ def run_supervised(
         started = f"starting {processes} trainer process{'es' * (processes > 1)}"
         print_lines(console, [f"{started} with {model}"])
         status = _run(command, {**_threads(processes, deployment), **secrets}, lock)
+        if status > 128:
+            print_lines(console, [_killed(status - 128, config.output)])
         if status != 0 or deployment.machine_rank > 0:
             return status
         if _is_exported(config):
@@ -228,7 +232,8 @@ def _threads(processes: int, deployment: Deployment) -> dict[str, str]:
 def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> int:
     """Run the trainer in front, hand it the signals that stop a run, and return its status.
 
-    It stops with this process, also if that is killed, and holds the run's folder until it has.
+    The status is that of a shell: 128 + n for signal n. The trainer stops with this process, also
+    if that is killed, and holds the run's folder until it has.
     """
     trainer = subprocess.Popen(
         [sys.executable, "-I", "-S", SUBREAPER, str(_GRACE_S), *command],
@@ -243,7 +248,8 @@ def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> 
         for number in stop_signals()
     }
     try:
-        return trainer.wait()
+        status = trainer.wait()
+        return status if status >= 0 else 128 - status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -252,6 +258,13 @@ def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> 
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             trainer.wait()
+
+
+def _killed(number: int, folder: Path) -> str:
+    """One sentence on a trainer that a signal ended, which could say nothing itself."""
+    cause = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
+    way_on = way_on_from(last_checkpoint(folder))
+    return f"the trainer was ended by {signal_name(number)}{cause}; {way_on}"
 
 
 def _is_exported(config: Config) -> bool:
