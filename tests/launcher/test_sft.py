@@ -163,6 +163,17 @@ def test_a_trainer_that_is_killed_is_told_with_the_way_on(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_a_run_that_the_trainer_refuses_leaves_nothing_behind(tmp_path: Path) -> None:
+    talks(tmp_path / "talks.jsonl")
+    flags = ("--lora_rank", "4", "--lora_target_modules", "q_projection")
+    assert "no linear layer q_projection" in said(sft(tmp_path, *flags), status=2)
+    assert [each.name for each in tmp_path.iterdir()] == ["talks.jsonl"]
+    said(sft(tmp_path, "--max_steps", "1"))
+    said(sft(tmp_path, "--max_steps", "2", *flags), status=2)
+    assert list_checkpoints(tmp_path / "output" / "sft")  # of a run that had begun
+
+
+@pytest.mark.slow
 def test_other_rows_are_refused_unless_the_data_may_change(tmp_path: Path) -> None:
     talks(tmp_path / "talks.jsonl")
     text = said(sft(tmp_path, "--max_steps", "2"))

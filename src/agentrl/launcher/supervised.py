@@ -30,7 +30,7 @@ from agentrl.launcher.deployment import (
     read_deployment,
     usable_cores,
 )
-from agentrl.launcher.ending import way_on_from
+from agentrl.launcher.ending import REFUSED, way_on_from
 from agentrl.launcher.presets import GRPO
 from agentrl.launcher.processes import signal_name
 from agentrl.launcher.receiver_checks import check_trackers
@@ -52,6 +52,7 @@ from agentrl.training.model.export import export_checkpoint
 _SHOWN = 5  # rows that are left out
 _GRACE_S = 600  # in which a trainer that is told to stop ends its step and saves a checkpoint
 _EVERY_S = 5.0  # between two lines of progress
+_BEFORE_TRAINING = {"launch.lock", "rows"}  # what is in a folder before its trainer writes there
 
 # Makes the rows of a run: its name, the folder for them, how, and what reports the number so far.
 RunRows = Callable[[str, Path, Preparation, Callable[[int], None]], PreparedRows]
@@ -95,7 +96,7 @@ def run_supervised(
     for flag, file in files.items():
         _check_readable(flag, file)
     with (
-        _removed_if_refused(config.output),
+        _removed_if_refused(config.output) as remove,
         RunLock(config.output, deployment.machine_rank) as lock,
     ):
         if deployment.num_machines == 1:  # another one may be writing there under its own lock
@@ -118,6 +119,11 @@ def run_supervised(
         status = _run(command, {**_threads(processes, deployment), **secrets}, lock)
         if status > 128:
             print_lines(console, [_killed(status - 128, config.output)])
+        if (
+            status == REFUSED
+            and {each.name for each in config.output.iterdir()} <= _BEFORE_TRAINING
+        ):
+            remove()
         if status != 0 or deployment.machine_rank > 0:
             return status
         if _is_exported(config):
@@ -135,17 +141,24 @@ def _check_readable(flag: str, file: str | None) -> None:
 
 
 @contextmanager
-def _removed_if_refused(folder: Path) -> Iterator[None]:
-    """Remove the folder of a run that was refused before it began, with its new parents."""
+def _removed_if_refused(folder: Path) -> Iterator[Callable[[], None]]:
+    """Remove the folder of a run that was refused before it began, with its new parents.
+
+    Yields what removes it, for a run that the trainer refused.
+    """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        yield
-    except ConfigError:
+
+    def remove() -> None:
         if folder in made:
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another run is there by now
                 for parent in made[1:]:
                     parent.rmdir()
+
+    try:
+        yield remove
+    except ConfigError:
+        remove()
         raise
 
 
