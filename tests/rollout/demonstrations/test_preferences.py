@@ -115,6 +115,15 @@ def test_a_prompt_that_ends_in_one_of_the_answers_is_asked_without_it(
     assert trees[0] == trees[1] == trees[2]
 
 
+def test_users_may_go_on_differently_behind_an_answer(tmp_path: Path) -> None:
+    talk = [QUESTION, {"role": "assistant", "content": "46"}]
+    chosen = [{"role": "user", "content": "thanks"}, {"role": "assistant", "content": "!"}]
+    rejected = [{"role": "user", "content": "sure?"}, {"role": "assistant", "content": "?"}]
+    implicit = {"chosen": [*talk, *chosen], "rejected": [*talk, *rejected]}
+    rows = prepared(written(tmp_path, implicit))
+    assert sides(rows) == {1.0: "!<|im_end|>", -1.0: "?<|im_end|>"}
+
+
 @pytest.mark.parametrize("row", [EXPLICIT, IMPLICIT])
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -252,7 +261,11 @@ def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: 
         ),
         (
             {**EXPLICIT, "prompt": [QUESTION, {"role": "assistant", "content": "8"}]},
-            "has a prompt that ends in what the assistant says, and no answer begins with that",
+            "has a prompt that ends in another answer than those of the row",
+        ),
+        (
+            {**EXPLICIT, "prompt": [QUESTION, {"role": "?", "content": ""}]},
+            "in `chosen`: message 2: role '?' is none of",
         ),
         ({**EXPLICIT, "train": False}, "says that it is not to be trained (`train` or `weight`)"),
         ({**EXPLICIT, "images": ["a.png"]}, "has `images`, and only text is trained"),

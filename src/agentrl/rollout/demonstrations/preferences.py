@@ -145,16 +145,23 @@ def _messages_of(answer: Any) -> list[Any]:
 def _unanswered(prompt: list[Any], answers: Sequence[list[Any]]) -> list[Any]:
     """The messages of a prompt, without the answer that they may end in already.
 
-    Raises `ValueError` if they end in another one.
+    Raises `ValueError` if they end in another one, so that the assistant would answer itself.
     """
     last = prompt[-1:]
-    if not last or read_message(len(prompt), last[0]).message["role"] != "assistant":
+    if not any(map(_is_assistants, last)):
         return prompt
     if any(begins_with(answer, last) for answer in answers):
         return prompt[:-1]
-    raise ValueError(
-        "has a prompt that ends in what the assistant says, and no answer begins with that"
-    )
+    if any(_is_assistants(one) for answer in answers for one in answer[:1]):
+        raise ValueError("has a prompt that ends in another answer than those of the row")
+    return prompt
+
+
+def _is_assistants(given: Any) -> bool:
+    try:
+        return bool(read_message(1, given).message["role"] == "assistant")
+    except ValueError:  # told with its place where the whole is read
+        return False
 
 
 def _refuse_other_prompts(
