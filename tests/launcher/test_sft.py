@@ -7,6 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from supervised_command import metrics, runs, said, start
 from transformers import AutoModelForCausalLM
@@ -138,6 +139,38 @@ def test_a_killed_command_takes_its_trainer_along_and_the_same_one_goes_on(tmp_p
     os.utime(folder / "model", (old, old))
     assert "wrote output/sft/model, the weights of step 40" in said(sft(tmp_path, *flags))
     assert "wrote" not in said(sft(tmp_path, *flags))
+
+
+@pytest.mark.slow
+def test_a_trainer_that_is_killed_is_told_with_the_way_on(tmp_path: Path) -> None:
+    talks(tmp_path / "talks.jsonl")
+    started = sft(tmp_path, "--max_steps", "100000", "--save_steps", "1")
+    deadline = time.monotonic() + 120
+    while not list_checkpoints(tmp_path / "output" / "sft") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    [trainer] = [
+        process
+        for process in psutil.Process(started.pid).children(recursive=True)
+        if process.cmdline()[1:3] == ["-m", "agentrl.launcher.accelerate"]
+    ]
+    trainer.kill()
+    last = said(started, status=137).splitlines()[-1]
+    reached = list_checkpoints(tmp_path / "output" / "sft")[-1].name
+    assert last == (
+        "the trainer was ended by SIGKILL, as the system does when memory runs out; the same "
+        f"command resumes from {reached}"
+    )
+
+
+@pytest.mark.slow
+def test_a_run_that_the_trainer_refuses_leaves_nothing_behind(tmp_path: Path) -> None:
+    talks(tmp_path / "talks.jsonl")
+    flags = ("--lora_rank", "4", "--lora_target_modules", "q_projection")
+    assert "no linear layer q_projection" in said(sft(tmp_path, *flags), status=2)
+    assert [each.name for each in tmp_path.iterdir()] == ["talks.jsonl"]
+    said(sft(tmp_path, "--max_steps", "1"))
+    said(sft(tmp_path, "--max_steps", "2", *flags), status=2)
+    assert list_checkpoints(tmp_path / "output" / "sft")  # of a run that had begun
 
 
 @pytest.mark.slow

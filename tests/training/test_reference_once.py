@@ -141,10 +141,12 @@ def test_only_rows_that_are_wanted_are_computed_and_none_twice(pairs: Pairs) -> 
     assert np.array_equal(whole[[1, 3]], some[[1, 3]])
 
 
-def test_a_stop_keeps_what_is_computed(pairs: Pairs) -> None:
+def test_a_stop_keeps_what_is_computed(pairs: Pairs, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     learner = pairs.learner("sigmoid", 512, in_rows=True)
     asked = iter([False, True])
     assert pairs.means(learner, [0, 1, 2, 3], stops=lambda: next(asked)) is None
+    assert caplog.messages[-1] == "the reference's logprobs of 2 of 4 pairs"
     kept = np.load(kept_means(pairs.file.folder, pairs.reference, ComputeConfig()))
     assert np.isfinite(kept[:2]).all() and np.isnan(kept[2:]).all()
 

@@ -64,9 +64,14 @@ class Saved:
         """How the run is continued."""
         if not self.trains:
             return "the same command goes on with the other tasks"
-        if self.checkpoint is None:
-            return "the same command starts it again: there is no checkpoint yet"
-        return f"the same command resumes from checkpoint-{self.checkpoint}"
+        return way_on_from(self.checkpoint)
+
+
+def way_on_from(checkpoint: int | None) -> str:
+    """How a run whose last checkpoint is of this step is continued; None without one."""
+    if checkpoint is None:
+        return "the same command starts it again: there is no checkpoint yet"
+    return f"the same command resumes from checkpoint-{checkpoint}"
 
 
 def stopped_by(number: int) -> Outcome:

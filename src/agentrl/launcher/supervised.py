@@ -30,11 +30,13 @@ from agentrl.launcher.deployment import (
     read_deployment,
     usable_cores,
 )
+from agentrl.launcher.ending import REFUSED, way_on_from
 from agentrl.launcher.presets import GRPO
+from agentrl.launcher.processes import signal_name
 from agentrl.launcher.receiver_checks import check_trackers
 from agentrl.launcher.record_filter import read_conditions
 from agentrl.launcher.report import from_here, print_lines
-from agentrl.launcher.run_folder import RunLock
+from agentrl.launcher.run_folder import RunLock, last_checkpoint
 from agentrl.launcher.stack import trainer_command
 from agentrl.rollout.demonstrations.prepare import (
     Preparation,
@@ -50,6 +52,7 @@ from agentrl.training.model.export import export_checkpoint
 _SHOWN = 5  # rows that are left out
 _GRACE_S = 600  # in which a trainer that is told to stop ends its step and saves a checkpoint
 _EVERY_S = 5.0  # between two lines of progress
+_BEFORE_TRAINING = {"launch.lock", "rows"}  # what is in a folder before its trainer writes there
 
 # Makes the rows of a run: its name, the folder for them, how, and what reports the number so far.
 RunRows = Callable[[str, Path, Preparation, Callable[[int], None]], PreparedRows]
@@ -93,7 +96,7 @@ def run_supervised(
     for flag, file in files.items():
         _check_readable(flag, file)
     with (
-        _removed_if_refused(config.output),
+        _removed_if_refused(config.output) as remove,
         RunLock(config.output, deployment.machine_rank) as lock,
     ):
         if deployment.num_machines == 1:  # another one may be writing there under its own lock
@@ -114,6 +117,13 @@ def run_supervised(
         started = f"starting {processes} trainer process{'es' * (processes > 1)}"
         print_lines(console, [f"{started} with {model}"])
         status = _run(command, {**_threads(processes, deployment), **secrets}, lock)
+        if status > 128:
+            print_lines(console, [_killed(status - 128, config.output)])
+        if (
+            status == REFUSED
+            and {each.name for each in config.output.iterdir()} <= _BEFORE_TRAINING
+        ):
+            remove()
         if status != 0 or deployment.machine_rank > 0:
             return status
         if _is_exported(config):
@@ -131,17 +141,24 @@ def _check_readable(flag: str, file: str | None) -> None:
 
 
 @contextmanager
-def _removed_if_refused(folder: Path) -> Iterator[None]:
-    """Remove the folder of a run that was refused before it began, with its new parents."""
+def _removed_if_refused(folder: Path) -> Iterator[Callable[[], None]]:
+    """Remove the folder of a run that was refused before it began, with its new parents.
+
+    Yields what removes it, for a run that the trainer refused.
+    """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
-    try:
-        yield
-    except ConfigError:
+
+    def remove() -> None:
         if folder in made:
             shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):  # another run is there by now
                 for parent in made[1:]:
                     parent.rmdir()
+
+    try:
+        yield remove
+    except ConfigError:
+        remove()
         raise
 
 
@@ -228,7 +245,8 @@ def _threads(processes: int, deployment: Deployment) -> dict[str, str]:
 def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> int:
     """Run the trainer in front, hand it the signals that stop a run, and return its status.
 
-    It stops with this process, also if that is killed, and holds the run's folder until it has.
+    The status is that of a shell: 128 + n for signal n. The trainer stops with this process, also
+    if that is killed, and holds the run's folder until it has.
     """
     trainer = subprocess.Popen(
         [sys.executable, "-I", "-S", SUBREAPER, str(_GRACE_S), *command],
@@ -243,7 +261,8 @@ def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> 
         for number in stop_signals()
     }
     try:
-        return trainer.wait()
+        status = trainer.wait()
+        return status if status >= 0 else 128 - status
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -252,6 +271,13 @@ def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> 
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             trainer.wait()
+
+
+def _killed(number: int, folder: Path) -> str:
+    """One sentence on a trainer that a signal ended, which could say nothing itself."""
+    cause = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
+    way_on = way_on_from(last_checkpoint(folder))
+    return f"the trainer was ended by {signal_name(number)}{cause}; {way_on}"
 
 
 def _is_exported(config: Config) -> bool:

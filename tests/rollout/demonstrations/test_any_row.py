@@ -1,5 +1,6 @@
 """Any row is read or refused with a sentence, whatever stands in its fields."""
 
+import json
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ VALUES = st.one_of(
     st.integers(),
     st.sampled_from(["", "a", "a b", "a c"]),
     st.lists(MESSAGES, max_size=3),
+    st.lists(MESSAGES, max_size=3).map(json.dumps),
     MESSAGES,
     st.lists(st.integers(), max_size=1),
 )
@@ -26,7 +28,7 @@ ROWS = st.dictionaries(
         [
             "messages", "conversations", "prompt", "completion", "text", "chosen", "rejected",
             "question", "instruction", "input", "history", "query", "system", "system_prompt",
-            "tools", "functions", "images",
+            "tools", "functions", "images", "train", "weight", "label",
         ]
     ),
     VALUES,

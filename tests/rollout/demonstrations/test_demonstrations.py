@@ -70,6 +70,9 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
         ),
         ({"prompt": "one ", "completion": "two"}, "two<|im_end|>"),
         ({"text": "all of it"}, "all of it<|im_end|>"),
+        ({"messages": json.dumps([QUESTION, ANSWER])}, "7<|im_end|>"),
+        ({"prompt": json.dumps([QUESTION]), "completion": json.dumps([ANSWER])}, "7<|im_end|>"),
+        ({"text": json.dumps([QUESTION, ANSWER])}, json.dumps([QUESTION, ANSWER]) + "<|im_end|>"),
         (
             {"prompt": [QUESTION], "completion": "9"},
             "9<|im_end|>",
@@ -102,6 +105,7 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
             {
                 "messages": [
                     QUESTION, {"role": "assistant", "content": "no", "weight": 0},
+                    QUESTION, {"role": "assistant", "content": "nor this", "loss_mask": 0},
                     QUESTION, {"role": "assistant", "content": [{"type": "text", "text": "yes"}]},
                 ]
             },
@@ -246,7 +250,7 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
             "message 2: says nothing; its fields are role, text",
         ),
         (
-            {"messages": json.dumps([QUESTION])},
+            {"messages": "bin 3?"},
             "prompt and completion, text, or conversations; its fields are 'messages' (a str)",
         ),
         (
@@ -255,10 +259,36 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
         ),
         (
             {"prompt": "?", "completion": "7", "label": False},
-            "has `label` false: it is an answer to",
+            "has `label` False: it is an answer to",
         ),
-        ({"prompt": "?", "completion": "7", "label": 0}, "has `label` false"),
-        ({"messages": [QUESTION, ANSWER], "kto_tag": "False"}, "has `kto_tag` false"),
+        ({"prompt": "?", "completion": "7", "label": 0}, "has `label` 0"),
+        ({"prompt": "?", "completion": "7", "label": -1}, "has `label` -1"),
+        ({"prompt": "?", "completion": "7", "label": "rejected"}, "has `label` 'rejected'"),
+        ({"messages": [QUESTION, ANSWER], "kto_tag": "False"}, "has `kto_tag` 'False'"),
+        ({"messages": [QUESTION, ANSWER], "train": False}, "says that it is not to be trained"),
+        ({"text": "no", "weight": 0}, "says that it is not to be trained (`train` or `weight`)"),
+        ({"text": "no", "weight": 0.5}, "`weight` is 0.5, and neither 0 nor 1"),
+        (
+            {"messages": [QUESTION, ANSWER], "prompt": "bin 4?", "completion": "8"},
+            "has `prompt` that says something else than `messages`: leave one out",
+        ),
+        (
+            {"messages": [QUESTION, ANSWER], "prompt": "bin 3?", "completion": "8"},
+            "has `completion` that says something else than `messages`",
+        ),
+        (
+            {
+                "conversations": [QUESTION, ANSWER],
+                "prompt": [{"role": "user", "content": "bin 4?"}],
+            },
+            "has `prompt` that says something else than `conversations`",
+        ),
+        ({"text": "7", "prompt": "bin 3?"}, "has `prompt` that says something else than `text`"),
+        ({"text": "7", "prompt": [QUESTION]}, "has `prompt` that says something else than `text`"),
+        (
+            {"prompt": "bin 3?", "completion": "7", "text": "bin 3? 8"},
+            "has `text` that says something else than `prompt` and `completion`",
+        ),
         (
             {"messages": [QUESTION, ANSWER], "history": [["a", "b"]]},
             "has `history` beside messages",
@@ -307,6 +337,19 @@ def test_a_row_that_cannot_be_trained_is_left_out_with_its_reason(
     assert len(TreeFile(rows.folder)) == 1
     with pytest.raises(UnusableRows, match="none of its 1 rows can be trained"):
         prepared(tmp_path, [row])
+
+
+def test_a_layout_that_repeats_the_one_that_is_read_may_stand_beside_it() -> None:
+    read = {"messages": [QUESTION, ANSWER], "prompt_id": "a", "prompt": 3, "weight": 1.0}
+    beside = {
+        "conversations": [{"from": "human", "value": "bin 3?"}, {"from": "gpt", "value": "7"}],
+        "prompt": "bin 3? ",
+        "completion": ANSWER,
+        "text": "<user>bin 3?<assistant>7",
+    }
+    assert read_demonstration(read) == read_demonstration({**read, **beside})
+    texts = {"prompt": "bin 3? ", "completion": "7"}
+    assert read_demonstration({**texts, "text": "bin 3? 7"}) == read_demonstration(texts)
 
 
 @pytest.mark.parametrize("field", ["system", "system_prompt"])

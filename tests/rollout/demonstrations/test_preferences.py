@@ -62,6 +62,28 @@ def test_every_layout_of_messages_gives_the_same_pair(tmp_path: Path) -> None:
     assert trees[0].parents.count(-1) == 1, "the prompt is stored once"
 
 
+def as_json(row: dict[str, Any]) -> dict[str, Any]:
+    """The row in a table of texts."""
+    return {n: v if isinstance(v, str) else json.dumps(v) for n, v in row.items()}
+
+
+def test_messages_may_be_texts_with_their_json(tmp_path: Path) -> None:
+    one = {"prompt": [QUESTION], "chosen": {"from": "gpt", "value": "46"}, "rejected": GUESSED[0]}
+    texts = {"prompt": json.dumps([QUESTION]), "chosen": "46", "rejected": "7"}
+    given = [EXPLICIT, as_json(EXPLICIT), as_json(IMPLICIT), one, as_json(one), texts]
+    rows = prepared(written(tmp_path, *given))
+    assert rows.left_out == {}
+    trees = TreeFile(rows.folder)
+    assert trees[0] == trees[1] == trees[2]
+    assert trees[3] == trees[4] == trees[5]
+
+
+def test_an_answer_in_json_that_is_no_message_stays_a_text() -> None:
+    trip, listed = '{"from": "A", "content": "B"}', '[{"role": "cook"}]'
+    chosen, rejected = read_preference({"prompt": "Which?", "chosen": trip, "rejected": listed})
+    assert (chosen, rejected) == (PlainText("Which?", trip), PlainText("Which?", listed))
+
+
 def test_an_answer_that_begins_with_its_prompt_has_it_once(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Count."}
     asked = {"from": "human", "value": "bin 3?"}
@@ -79,6 +101,29 @@ def test_what_a_prompt_of_messages_says_may_stand_beside_it(tmp_path: Path) -> N
     assert trees[0] == trees[1] == trees[2]
 
 
+@pytest.mark.parametrize("end", ["46", "7"])
+def test_a_prompt_that_ends_in_one_of_the_answers_is_asked_without_it(
+    tmp_path: Path, end: str
+) -> None:
+    chosen, rejected = {"from": "gpt", "value": "46"}, {"from": "gpt", "value": "7"}
+    ended = {"conversations": [QUESTION, {"from": "gpt", "value": end}]}
+    row = {**ended, "chosen": chosen, "rejected": rejected}
+    beside = {"prompt": [QUESTION], **row, "chosen": "46", "rejected": "7"}
+    rows = prepared(written(tmp_path, *ASKED, row, beside))
+    assert rows.left_out == {}
+    trees = TreeFile(rows.folder)
+    assert trees[0] == trees[1] == trees[2]
+
+
+def test_users_may_go_on_differently_behind_an_answer(tmp_path: Path) -> None:
+    talk = [QUESTION, {"role": "assistant", "content": "46"}]
+    chosen = [{"role": "user", "content": "thanks"}, {"role": "assistant", "content": "!"}]
+    rejected = [{"role": "user", "content": "sure?"}, {"role": "assistant", "content": "?"}]
+    implicit = {"chosen": [*talk, *chosen], "rejected": [*talk, *rejected]}
+    rows = prepared(written(tmp_path, implicit))
+    assert sides(rows) == {1.0: "!<|im_end|>", -1.0: "?<|im_end|>"}
+
+
 @pytest.mark.parametrize("row", [EXPLICIT, IMPLICIT])
 @pytest.mark.parametrize(
     ("name", "value"),
@@ -86,6 +131,7 @@ def test_what_a_prompt_of_messages_says_may_stand_beside_it(tmp_path: Path) -> N
         ("conversations", [{"from": "human", "value": "bin 4?"}]),
         ("messages", [*GUESSED, QUESTION]),
         ("question", "What is in bin 4?"),
+        ("question", "Answer as a pirate. bin 3?"),
         ("history", [["a", "b"]]),
     ],
 )
@@ -181,6 +227,10 @@ def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: 
             "has `prompt` as a str beside messages that do not begin with it",
         ),
         (
+            {**IMPLICIT, "prompt": "Answer as a pirate. bin 3?"},
+            "has `prompt` as a str beside messages that do not begin with it",
+        ),
+        (
             {**IMPLICIT, "prompt": QUESTION},
             "has `prompt` as a dict beside messages that do not begin with it",
         ),
@@ -201,6 +251,23 @@ def test_a_file_of_pairs_and_one_of_demonstrations_are_prepared_apart(tmp_path: 
             {"prompt": "?", "system": "Count.", "chosen": "46", "rejected": "7"},
             "has `system` beside a prompt that is a text",
         ),
+        (
+            {"prompt": "?", "chosen": str(CALLED), "rejected": "7"},
+            "has `chosen` like messages in a text, but no JSON: Expecting property name",
+        ),
+        (
+            {"prompt": "?", "chosen": json.dumps(CALLED)[:-1], "rejected": "7"},
+            "has `chosen` like messages in a text, but no JSON: Expecting ',' delimiter",
+        ),
+        (
+            {**EXPLICIT, "prompt": [QUESTION, {"role": "assistant", "content": "8"}]},
+            "has a prompt that ends in another answer than those of the row",
+        ),
+        (
+            {**EXPLICIT, "prompt": [QUESTION, {"role": "?", "content": ""}]},
+            "in `chosen`: message 2: role '?' is none of",
+        ),
+        ({**EXPLICIT, "train": False}, "says that it is not to be trained (`train` or `weight`)"),
         ({**EXPLICIT, "images": ["a.png"]}, "has `images`, and only text is trained"),
         ({"chosen": [QUESTION, *CALLED], "rejected": [QUESTION, *CALLED]}, "that are the same"),
         ({"chosen": "It is 46", "rejected": "It is 46"}, "that are the same"),

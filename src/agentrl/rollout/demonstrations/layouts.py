@@ -6,8 +6,9 @@
     {"prompt": "text", "completion": "text"}                              without a chat template
     {"text": "text"}                                                      all of it is trained
 
-The first of these that a row has is read. Every message of the assistant is trained, unless it
-says that it is not (`messages`). `system` beside messages stands before them (LLaMA-Factory's).
+The first of these that a row has is read; another one beside it may only repeat it. Messages may be
+a text with their JSON. Every message of the assistant is trained, unless it says that it is not
+(`messages`). `system` beside messages stands before them (LLaMA-Factory's).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,12 +17,23 @@ from typing import Any
 
 from agentrl.databases.task_file.file_rows import parse_inner
 from agentrl.rollout.chat import Message, ToolSchema
-from agentrl.rollout.demonstrations.messages import NO_TEXT, is_system, kind, one_of, read_message
+from agentrl.rollout.demonstrations.messages import (
+    NO_TEXT,
+    is_system,
+    kind,
+    marked,
+    one_of,
+    read_json_messages,
+    read_message,
+)
 
 LAYOUTS = "messages, prompt and completion, text, or conversations"
+_OF_MESSAGES = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 _SYSTEM_FIELDS = ("system", "system_prompt")
 _JUDGEMENTS = ("label", "kto_tag")  # TRL's and ms-swift's, LLaMA-Factory's
-_FALSE = ("false", "0", "0.0")
+_FALSE = ("false", "0", "0.0", "-1", "-1.0", "rejected", "undesirable")
+_MARKS = ("train", "weight")  # of a row, as those of a message
+_LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("text",))
 # What a row holds beside its text that a training on text would lose.
 _NOT_FOLLOWED = {
     **NO_TEXT,
@@ -58,24 +70,68 @@ class PlainText:
 
 def read_demonstration(fields: Mapping[str, Any]) -> Demonstration | PlainText:
     """Read a row. Raises `ValueError` with one sentence that continues after the row's place."""
-    refuse_unfollowed(fields)
+    fields = read_fields(fields)
     _refuse_judged(fields)
-    for name in ("messages", "conversations"):
-        if isinstance(fields.get(name), list):
-            return _conversation([], fields[name], fields)
-    prompt, completion = fields.get("prompt"), fields.get("completion")
-    if is_answer(prompt, completion):
-        return read_answer(prompt, completion, fields)
-    if isinstance(fields.get("text"), str):
-        return PlainText("", fields["text"])
+    for layout in _LAYOUTS:
+        shown = _shown(layout, fields)
+        if shown is not None:
+            _refuse_others(layout, shown, fields)
+            return shown
     raise ValueError(f"has none of {LAYOUTS}; {its_fields(fields)}")
 
 
-def refuse_unfollowed(fields: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a row holds more than text, or options of its own."""
+def _shown(layout: Sequence[str], fields: Mapping[str, Any]) -> Demonstration | PlainText | None:
+    """What a row says in a layout; None if it has not its fields."""
+    first, *answer = (fields.get(name) for name in layout)
+    if answer:
+        return read_answer(first, answer[0], fields) if is_answer(first, answer[0]) else None
+    if layout == ("text",):
+        return PlainText("", first) if isinstance(first, str) else None
+    return _conversation([], first, fields) if isinstance(first, list) else None
+
+
+def _refuse_others(
+    layout: Sequence[str], shown: Demonstration | PlainText, fields: Mapping[str, Any]
+) -> None:
+    """Raise `ValueError` if a field of another layout says something else than what is read."""
+    for name in (name for other in _LAYOUTS if other != layout for name in other):
+        if fields.get(name) and not _says_too(name, fields[name], shown):
+            read = " and ".join(f"`{each}`" for each in layout)
+            raise ValueError(f"has `{name}` that says something else than {read}: leave one out")
+
+
+def _says_too(name: str, given: Any, shown: Demonstration | PlainText) -> bool:
+    """Whether all that a field says is in what is read; `text` may hold all of that in its form."""
+    if isinstance(given, str):
+        if isinstance(shown, PlainText):
+            texts = [shown.prompt.strip(), shown.completion.strip()]
+        else:
+            texts = [message["content"].strip() for message in shown.messages]
+        repeats = any(given.strip() in text for text in texts)
+        return repeats or (name == "text" and all(text in given for text in texts))
+    messages = [given] if isinstance(given, dict) else given
+    if not isinstance(messages, list):
+        return True  # a number, say, is no text of a layout
+    try:
+        read = [read_message(number, one).message for number, one in enumerate(messages, start=1)]
+    except ValueError:
+        return False
+    return isinstance(shown, Demonstration) and all(one in shown.messages for one in read)
+
+
+def read_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of a row, with messages for texts that hold their JSON.
+
+    Raises `ValueError` if the row says that it is not trained, or holds more than text or options
+    of its own.
+    """
+    if marked(fields, *_MARKS) is False:
+        raise ValueError("says that it is not to be trained (`train` or `weight`)")
     for name, why in _NOT_FOLLOWED.items():
         if fields.get(name):
             raise ValueError(f"has `{name}`, {why}")
+    read = {name: read_json_messages(name, fields[name]) for name in _OF_MESSAGES if name in fields}
+    return {**fields, **read}
 
 
 def _refuse_judged(fields: Mapping[str, Any]) -> None:
@@ -84,7 +140,9 @@ def _refuse_judged(fields: Mapping[str, Any]) -> None:
         raise ValueError("is a pair of answers to its messages, which `agentrl dpo` trains")
     for name in _JUDGEMENTS:
         if str(fields.get(name)).strip().lower() in _FALSE:
-            raise ValueError(f"has `{name}` false: it is an answer to unlearn, in KTO's layout")
+            raise ValueError(
+                f"has `{name}` {fields[name]!r}: it is an answer to unlearn, in KTO's layout"
+            )
 
 
 def is_answer(prompt: Any, answer: Any) -> bool:

@@ -9,8 +9,10 @@ of OpenAI, of OpenAI before `tools`, of ShareGPT, and of LLaMA-Factory beside Sh
 
 The forms are read by one reader, so that what one of them may say any of them may say. A message
 says something, or it is refused: to say nothing would be trained as ending the turn at once.
+Messages may be a text with their JSON, as in tables that have no lists.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +27,8 @@ _ROLES = {
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", _CALLS: "assistant",
     "tool": "tool", "function": "tool", "observation": "tool",
 }  # fmt: skip
-# Whether a message is trained: as Axolotl, OpenAI and ms-swift name it.
-_MARKS = ("train", "weight", "loss")
+# Whether a message is trained: as Axolotl, OpenAI, ms-swift and Megatron name it.
+_MARKS = ("train", "weight", "loss", "loss_mask")
 # Other names of it, which are not followed: a turn that is not to be trained would be.
 _OTHER_MARKS = ("training", "trainable", "loss_scale")
 _NAMES = ("name", "tool_call_id")
@@ -45,6 +47,13 @@ _NOT_FOLLOWED = {
     "train_detail": "and a message is trained as a whole or not at all",
     "refusal": "which is no content: write what the assistant says in `content`",
 }
+# What makes an object in a text a message: an answer may well be other JSON with `from` or `role`.
+_ENOUGH = ({"role", "content"}, {"role", "tool_calls"}, {"role", _CALLS}, {"from", "value"})
+# A list of messages, as JSON or as Python writes it.
+_LIKE_MESSAGES = re.compile(
+    r"""\s*\[\s*\{.*?["'](role|from)["']\s*:\s*["'](system|user|human|assistant|gpt)["']""",
+    re.DOTALL,
+)
 _NOTHING: tuple[Any, ...] = (None, "", [], {})
 _OF_CALL = ("id", "type", "index", "function")
 _OF_FUNCTION = ("name", "arguments", "parameters")
@@ -109,6 +118,28 @@ def _read(given: Any) -> ReadMessage:
     return ReadMessage(message, _trained(given, role), frozenset(unread))
 
 
+def read_json_messages(name: str, value: Any) -> Any:
+    """What a field of a row holds: messages, or one message, if it is a text with their JSON.
+
+    Other JSON stays a text. Raises `ValueError` if it begins like messages and is no JSON.
+    """
+    if not isinstance(value, str) or not value.lstrip().startswith(("[", "{")):
+        return value
+    try:
+        read = parse_inner(value)
+    except ValueError as error:
+        if _LIKE_MESSAGES.match(value):
+            raise ValueError(
+                f"has `{name}` like messages in a text, but no JSON: {error}"
+            ) from None
+        return value
+    holds_message = any(
+        isinstance(one, dict) and any(names <= one.keys() for names in _ENOUGH)
+        for one in (read if isinstance(read, list) else [read])
+    )
+    return read if holds_message else value
+
+
 def is_system(given: Any) -> bool:
     """Whether a message is a system prompt."""
     return isinstance(given, dict) and one_of(given, "role", "from") in ("system", "developer")
@@ -139,13 +170,22 @@ def _trained(given: Mapping[str, Any], role: str) -> bool:
                 f"has `{name}` {given[name]!r}, which is not followed: name it `{_MARKS[0]}`, "
                 "with true or false"
             )
-    marks = {name: given[name] for name in _MARKS if given.get(name) is not None}
-    for name, value in marks.items():
-        if value not in (0, 1):
-            raise ValueError(f"`{name}` is {value!r}, and neither 0 nor 1")
-    if role != "assistant" and any(marks.values()):
+    trained = marked(given, *_MARKS)
+    if role != "assistant" and trained:
         raise ValueError(f"only the assistant's messages are trained, not {role}")
-    return role == "assistant" and one_of(given, *_MARKS) in (None, 1)
+    return role == "assistant" and trained is not False
+
+
+def marked(given: Mapping[str, Any], *marks: str) -> bool | None:
+    """Whether it is trained, by its marks; None if it has none of them.
+
+    Raises `ValueError` if one is neither 0 nor 1, or if they differ.
+    """
+    for name in marks:
+        if given.get(name) not in (None, 0, 1):
+            raise ValueError(f"`{name}` is {given[name]!r}, and neither 0 nor 1")
+    mark = one_of(given, *marks)
+    return None if mark is None else bool(mark)
 
 
 def _content(given: Mapping[str, Any]) -> str | None:

@@ -8,8 +8,9 @@
     {"instruction": "text", "input": "text", "chosen": ..., "rejected": ...}    LLaMA-Factory's
     {"conversations": [messages], "chosen": {message}, "rejected": {message}}   LLaMA-Factory's
 
-A text behind messages, or behind a question, is a message of the assistant. Trained of each answer
-is what `layouts` trains of a demonstration: what the assistant says.
+Messages may be a text with their JSON. A text behind messages, or behind a question, is a message
+of the assistant. Trained of each answer is what `layouts` trains of a demonstration: what the
+assistant says.
 """
 
 import re
@@ -24,7 +25,7 @@ from agentrl.rollout.demonstrations.layouts import (
     is_answer,
     its_fields,
     read_answer,
-    refuse_unfollowed,
+    read_fields,
 )
 from agentrl.rollout.demonstrations.messages import kind, read_message
 
@@ -47,7 +48,7 @@ def read_preference(
 
     Raises `ValueError` with one sentence that continues after the row's place.
     """
-    refuse_unfollowed(fields)
+    fields = read_fields(fields)
     chosen, rejected = fields.get("chosen"), fields.get("rejected")
     if not any(isinstance(chosen, one) and isinstance(rejected, one) for one in (list, str, dict)):
         raise ValueError(f"has not {LAYOUTS}; {its_fields(fields)}")
@@ -58,7 +59,10 @@ def read_preference(
         prompt, chosen, rejected = _divided(chosen, rejected, fields.get("prompt"))
     if not is_answer(prompt, chosen):
         raise ValueError(f"has not {LAYOUTS}; {its_fields(fields)}")
-    _refuse_other_prompts(fields, prompt, (chosen, rejected))
+    if isinstance(prompt, list):
+        answers = [_messages_of(answer) for answer in (chosen, rejected)]
+        prompt = _unanswered(prompt, answers)
+        _refuse_other_prompts(fields, prompt, answers)
     return (
         _answered(fields, prompt, chosen, "chosen"),
         _answered(fields, prompt, rejected, "rejected"),
@@ -125,25 +129,51 @@ def _divided(chosen: Any, rejected: Any, prompt: Any) -> tuple[Any, Any, Any]:
 
 
 def _repeats(prompt: Any, messages: list[Any]) -> bool:
-    """Whether a text is what a user says in `messages`, or has it in it."""
+    """Whether all of a text is in what a user says in `messages`, so that nothing of it is lost."""
     read = [read_message(number, one).message for number, one in enumerate(messages, start=1)]
-    asked = [one["content"].strip() for one in read if one["role"] == "user"]
-    return isinstance(prompt, str) and any(
-        text and (text in prompt or prompt.strip() in text) for text in asked
-    )
+    asked = [one["content"] for one in read if one["role"] == "user"]
+    return isinstance(prompt, str) and any(prompt.strip() in text for text in asked)
 
 
-def _refuse_other_prompts(fields: Mapping[str, Any], prompt: Any, answers: Sequence[Any]) -> None:
+def _messages_of(answer: Any) -> list[Any]:
+    """An answer to messages, as messages."""
+    if isinstance(answer, str):
+        return [{"role": "assistant", "content": answer}]
+    return answer if isinstance(answer, list) else [answer]
+
+
+def _unanswered(prompt: list[Any], answers: Sequence[list[Any]]) -> list[Any]:
+    """The messages of a prompt, without the answer that they may end in already.
+
+    Raises `ValueError` if they end in another one, so that the assistant would answer itself.
+    """
+    last = prompt[-1:]
+    if not any(map(_is_assistants, last)):
+        return prompt
+    if any(begins_with(answer, last) for answer in answers):
+        return prompt[:-1]
+    if any(_is_assistants(one) for answer in answers for one in answer[:1]):
+        raise ValueError("has a prompt that ends in another answer than those of the row")
+    return prompt
+
+
+def _is_assistants(given: Any) -> bool:
+    try:
+        return bool(read_message(1, given).message["role"] == "assistant")
+    except ValueError:  # told with its place where the whole is read
+        return False
+
+
+def _refuse_other_prompts(
+    fields: Mapping[str, Any], prompt: list[Any], answers: Sequence[list[Any]]
+) -> None:
     """Raise `ValueError` if messages or a question beside a prompt of messages say something else.
 
     They may repeat it, with an answer or without, as a question may repeat what a user says in it.
     """
-    if not isinstance(prompt, list):
-        return
     wholes = [prompt]
     for answer in answers:
-        if isinstance(answer, list):
-            wholes += [[*prompt, *answer], answer]  # which may begin with the prompt itself
+        wholes += [[*prompt, *answer], answer]  # which may begin with the prompt itself
     for name in (*_CONVERSATIONS, *_QUESTION):
         given = fields.get(name)
         if isinstance(given, list) and given:

@@ -73,8 +73,11 @@ def answer_means(
             kept_at = time.monotonic()
         stopped = stops()
     agreement.from_main(lambda: _write(kept, means))
+    if stopped:
+        logger.info("the reference's logprobs of %d of %d pairs", done, len(missing))
+        return None
     logger.info("computed the reference's logprobs of %d pairs, once", done)
-    return None if stopped else means
+    return means
 
 
 def _of_part(
