@@ -38,7 +38,9 @@ class Kept:
         kept: T = result
         return kept
 
-    async def get_soon(self, name: str, make: Callable[[], Awaitable[T]]) -> T | None:
+    async def get_soon(
+        self, name: str, make: Callable[[], Awaitable[T]], at_least_s: float = 0.0
+    ) -> T | None:
         """As `get`, of what may take longer to make than a page has: the page waits a second, then
         has the result before, or None, while `make` goes on for the next look."""
         until, _ = self._kept.get(name, (0.0, None))
@@ -46,7 +48,7 @@ class Kept:
             making = self._going_on.get(name)
             if making is None:
                 # In a context of its own: the page's has the time that the database may take.
-                going_on = self._go_on(name, make)
+                going_on = self._go_on(name, make, at_least_s)
                 making = asyncio.create_task(going_on, name=name, context=Context())
                 self._going_on[name] = making
             await asyncio.wait([making], timeout=_PATIENCE_S)
@@ -55,12 +57,12 @@ class Kept:
         kept: T | None = self._kept.get(name, (0.0, None))[1]
         return kept
 
-    async def _go_on(self, name: str, make: Callable[[], Awaitable[T]]) -> None:
+    async def _go_on(self, name: str, make: Callable[[], Awaitable[T]], at_least_s: float) -> None:
         began = time.monotonic()
         try:
             result = await make()
             took = time.monotonic() - began
-            self._kept[name] = (began + took + took / _SHARE, result)
+            self._kept[name] = (began + took + max(at_least_s, took / _SHARE), result)
         finally:
             del self._going_on[name]
 

@@ -80,16 +80,17 @@ async def read_run_page(place: Place) -> RunPage:
     run = await load_run(database)
     launch = read_launch(place.folder)
     phase = snapshot.status if run is not None and await _at_work(place, run) else None
-    slow = await place.kept.get("slow", lambda: _slow(place), _SLOW_S if phase else 0.0)
+    stays = _SLOW_S if phase else 0.0
+    slow = await place.kept.get("slow", lambda: _slow(place), stays)
     return RunPage(
         run=run,
         phase=phase,
         snapshot=snapshot,
-        charts=await read_charts(place, snapshot),
+        charts=await read_charts(place, snapshot, stays),
         slow=slow,
         flags=dict(run.flags or {}) if run else {},
         seconds=launch.seconds if launch is not None else None,
-        sampled=await place.kept.get_soon("sampled", lambda: _sampled_tokens(place)),
+        sampled=await place.kept.get_soon("sampled", lambda: _sampled_tokens(place), stays),
         trained=sum(line["n_train_tokens"] for line in await read_steps(place)),
     )
 
@@ -138,9 +139,11 @@ async def _evaluations(place: Place) -> list[tuple[str, int, float]]:
     return found
 
 
-async def read_charts(place: Place, snapshot: Snapshot) -> list[Chart]:
-    """Success first, then the trainer's figures."""
-    made = await place.kept.get_soon("curve", lambda: success_curve(place.database, _MOST_STEPS))
+async def read_charts(place: Place, snapshot: Snapshot, stays_s: float = 0.0) -> list[Chart]:
+    """Success first, then the trainer's figures. `stays_s`: how long success is not read again."""
+    made = await place.kept.get_soon(
+        "curve", lambda: success_curve(place.database, _MOST_STEPS), stays_s
+    )
     training = "training tasks" if made is not None else "training tasks (not summed yet)"
     curve = made or []
     held_out = {each.step: each.success for each in snapshot.held_out}
