@@ -32,7 +32,7 @@ from agentrl.rollout.demonstrations.layouts import (
 from agentrl.rollout.demonstrations.preferences import read_preference
 from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_tree
 
-_FORMAT = "3"  # of the trees: a change makes all files be prepared anew
+_FORMAT = "4"  # of the trees: a change makes all files be prepared anew
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _CHUNK = 64  # rows that a worker takes at once
 _ALONE = 512  # rows that are sooner prepared than processes are started

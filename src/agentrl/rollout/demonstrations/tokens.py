@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 from agentrl.databases.token_tree import TokenTree
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat import ChatRenderer, Conversation, Message
+from agentrl.rollout.chat.capabilities import Tools
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.chat.turns import TurnReading
 from agentrl.rollout.chat.written import follows_prompt, saying, written_turn
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
+from agentrl.rollout.demonstrations.read_back import refuse_misread, refuse_stops
 from agentrl.rollout.tool_calls import ParsedCall
 
 if TYPE_CHECKING:
@@ -37,7 +39,10 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
     context = TokenContext()
     context.begin_segment(conversation.prompt_ids)
     for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
-        output = _turn_ids(renderer, conversation, messages[at], at + 1)
+        try:
+            output = _turn_ids(renderer, conversation, messages[at], shown.tools)
+        except ValueError as error:
+            raise ValueError(f"message {at + 1}: {error}") from None
         span = VersionSpan(version=0, start=0, end=len(output))
         mask = {"mask": int(shown.trained[at]), "advantages": float(shown.trained[at])}
         context.add_turn(output, [0.0] * len(output), [span], mask)
@@ -52,19 +57,24 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
 
 
 def _turn_ids(
-    renderer: ChatRenderer, conversation: Conversation, message: Message, number: int
+    renderer: ChatRenderer, conversation: Conversation, message: Message, tools: Tools
 ) -> Sequence[int]:
-    """The ids that a model samples when it says `message`, with the token that ends the turn."""
+    """The ids that a model samples when it says `message`, with the token that ends the turn.
+
+    Raises `ValueError` if no model can sample it, or if it would be read as something else.
+    """
     said = _said(message)
+    refuse_stops(renderer, said)
     prompt, close = conversation.prompt_text, conversation.render_closed
     if not follows_prompt(renderer, prompt, close, said):
         raise ValueError(
-            f"message {number}: the chat template does not write it behind the prompt that it is "
-            "sampled from, so that no mask of it is exact; another --chat_template_kwargs may help"
+            "the chat template does not write it behind the prompt that it is sampled from, so "
+            "that no mask of it is exact; another --chat_template_kwargs may help"
         )
     text, left_out = written_turn(renderer, prompt, close, said)
     if left_out:
-        raise ValueError(f"message {number}: the chat template leaves out {left_out[0][:60]!r}")
+        raise ValueError(f"the chat template leaves out {left_out[0][:60]!r}")
+    refuse_misread(renderer, prompt, text, said, tools)
     end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
     return [*renderer.encode_inside(text), end]
 
