@@ -69,9 +69,7 @@ def test_calls_are_trained_to_their_end_in_every_notation(family: Family, typed:
             for messages in ([QUESTION], row["messages"])
         )  # fmt: skip
         trained = str(tokenizer.decode(tree["ids"][tree["mask"] == 1]))
-        # Ids are not what is compared here.
-        for made in ("call00000", "functions.stock:0"):
-            trained = trained.replace(made, "abcdefghi")
+        trained = trained.replace("functions.stock:0", "abcdefghi")  # which Kimi K2 has instead
         assert bare(trained) == bare(whole.removeprefix(prompt)), arguments
 
 

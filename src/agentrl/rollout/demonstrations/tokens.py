@@ -5,7 +5,8 @@ prompt, and the conversation goes on from there as in sampling (`rollout.chat.co
 mask is 1 on the turn's tokens and on the token that ends it: no more is sampled, and no less.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from agentrl.databases.token_tree import TokenTree
@@ -15,6 +16,7 @@ from agentrl.rollout.chat.capabilities import Tools
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.chat.turns import TurnReading
 from agentrl.rollout.chat.written import follows_prompt, saying, written_turn
+from agentrl.rollout.demonstrations.call_ids import CallIds, with_ids
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
 from agentrl.rollout.demonstrations.read_back import refuse_misread, refuse_stops
 from agentrl.rollout.tool_calls import ParsedCall
@@ -38,17 +40,20 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
     conversation = Conversation(renderer, messages[: turns[0]], shown.tools or None)
     context = TokenContext()
     context.begin_segment(conversation.prompt_ids)
+    call_ids = CallIds(renderer)
     for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
-        try:
-            output = _turn_ids(renderer, conversation, messages[at], shown.tools)
-        except ValueError as error:
-            raise ValueError(f"message {at + 1}: {error}") from None
+        with _naming(at):
+            output = _turn_ids(renderer, conversation, messages[at], shown.tools, call_ids)
         span = VersionSpan(version=0, start=0, end=len(output))
         mask = {"mask": int(shown.trained[at]), "advantages": float(shown.trained[at])}
         context.add_turn(output, [0.0] * len(output), [span], mask)
         if at == last:
             return context.tree()
-        onward = conversation.extend(output, messages[at + 1 : following])
+        added = []
+        for number in range(at + 1, following):
+            with _naming(number):
+                added.append(call_ids.answered(messages[number]))
+        onward = conversation.extend(output, added)
         if onward.extends:
             context.observe(onward.ids, onward.n_separator)
         else:
@@ -56,8 +61,21 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
     raise AssertionError("the last trained turn is one of the turns")
 
 
+@contextmanager
+def _naming(at: int) -> Iterator[None]:
+    """Errors within name the message, counted from 1."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"message {at + 1}: {error}") from None
+
+
 def _turn_ids(
-    renderer: ChatRenderer, conversation: Conversation, message: Message, tools: Tools
+    renderer: ChatRenderer,
+    conversation: Conversation,
+    message: Message,
+    tools: Tools,
+    call_ids: CallIds,
 ) -> Sequence[int]:
     """The ids that a model samples when it says `message`, with the token that ends the turn.
 
@@ -65,7 +83,31 @@ def _turn_ids(
     """
     said = _said(message)
     refuse_stops(renderer, said)
-    prompt, close = conversation.prompt_text, conversation.render_closed
+    *better, last = call_ids.choices(message)
+    for ids in better:
+        with suppress(ValueError):  # which the last ids raise too, unless it is about these
+            text = _turn_text(renderer, conversation, said, tools, ids)
+            break
+    else:
+        ids, text = last, _turn_text(renderer, conversation, said, tools, last)
+    call_ids.take(message, ids)
+    end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
+    return [*renderer.encode_inside(text), end]
+
+
+def _turn_text(
+    renderer: ChatRenderer,
+    conversation: Conversation,
+    said: TurnReading,
+    tools: Tools,
+    ids: Sequence[str],
+) -> str:
+    """The turn's text, its calls with these ids."""
+
+    def close(message: Message) -> str:
+        return conversation.render_closed(with_ids(message, said, ids))
+
+    prompt = conversation.prompt_text
     if not follows_prompt(renderer, prompt, close, said):
         raise ValueError(
             "the chat template does not write it behind the prompt that it is sampled from, so "
@@ -75,8 +117,7 @@ def _turn_ids(
     if left_out:
         raise ValueError(f"the chat template leaves out {left_out[0][:60]!r}")
     refuse_misread(renderer, prompt, text, said, tools)
-    end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
-    return [*renderer.encode_inside(text), end]
+    return text
 
 
 def _said(message: Message) -> TurnReading:
