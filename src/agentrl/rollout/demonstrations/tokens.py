@@ -18,6 +18,7 @@ from agentrl.rollout.chat.turns import TurnReading
 from agentrl.rollout.chat.written import follows_prompt, saying, written_turn
 from agentrl.rollout.demonstrations.call_ids import CallIds, with_ids
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
+from agentrl.rollout.demonstrations.left_out import refuse_left_out
 from agentrl.rollout.demonstrations.read_back import refuse_misread, refuse_stops
 from agentrl.rollout.tool_calls import ParsedCall
 
@@ -38,6 +39,7 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
         raise ValueError("message 1 is the assistant's: it answers nothing")
     last = max(at for at in turns if shown.trained[at])
     conversation = Conversation(renderer, messages[: turns[0]], shown.tools or None)
+    refuse_left_out(conversation, 0)
     context = TokenContext()
     context.begin_segment(conversation.prompt_ids)
     call_ids = CallIds(renderer)
@@ -54,6 +56,7 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
             with _naming(number):
                 added.append(call_ids.answered(messages[number]))
         onward = conversation.extend(output, added)
+        refuse_left_out(conversation, at + 1)
         if onward.extends:
             context.observe(onward.ids, onward.n_separator)
         else:
