@@ -1,6 +1,7 @@
 """Conversations that people bring, as the token trees that a rollout would have made of them.
 
     messages.py    a message of a row, in whichever form it is written
+    absent.py      what the objects of a table lack
     layouts.py     a row of a file: messages, or prompt and completion, and what is trained of it
     preferences.py the same of a pair: one prompt, a chosen and a rejected answer
     tokens.py      the row's token tree, with a mask that is exact: 1 on what the model has to say

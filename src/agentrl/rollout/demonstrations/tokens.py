@@ -5,7 +5,7 @@ prompt, and the conversation goes on from there as in sampling (`rollout.chat.co
 mask is 1 on the turn's tokens and on the token that ends it: no more is sampled, and no less.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from agentrl.rollout.chat import ChatRenderer, Conversation, Message
 from agentrl.rollout.chat.capabilities import Tools
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.chat.turns import TurnReading
-from agentrl.rollout.chat.written import follows_prompt, saying, written_turn
+from agentrl.rollout.chat.written import WrittenTurn, follows_prompt, saying, written_turn
 from agentrl.rollout.demonstrations.call_ids import CallIds, with_ids
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
 from agentrl.rollout.demonstrations.left_out import refuse_left_out
@@ -26,12 +26,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree:
+_ADDED_THOUGHT = "thoughts that the chat template does not write are trained before the turn"
+
+
+def demonstrated_tree(
+    renderer: ChatRenderer,
+    shown: Demonstration,
+    remark: Callable[[str], None] = lambda sentence: None,
+) -> TokenTree:
     """The tree of a conversation; its mask is 1 on what is trained.
 
+    `remark` is called with sentences on what the user may not expect.
+
     Raises `ValueError`, with one sentence that continues after the row's place, if the chat
-    template refuses the messages, or does not write one of the assistant's messages behind its own
-    prompt, so that no mask of it is exact.
+    template refuses the messages, leaves out what is said to the model, or does not write one of
+    the assistant's messages behind its own prompt, so that no mask of it is exact.
     """
     messages = shown.messages
     turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -45,7 +54,11 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
     call_ids = CallIds(renderer)
     for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
         with _naming(at):
-            output = _turn_ids(renderer, conversation, messages[at], shown.tools, call_ids)
+            output, adds_thought = _turn_ids(
+                renderer, conversation, messages[at], shown.tools, call_ids
+            )
+        if adds_thought:
+            remark(_ADDED_THOUGHT)
         span = VersionSpan(version=0, start=0, end=len(output))
         mask = {"mask": int(shown.trained[at]), "advantages": float(shown.trained[at])}
         context.add_turn(output, [0.0] * len(output), [span], mask)
@@ -79,9 +92,10 @@ def _turn_ids(
     message: Message,
     tools: Tools,
     call_ids: CallIds,
-) -> Sequence[int]:
+) -> tuple[list[int], bool]:
     """The ids that a model samples when it says `message`, with the token that ends the turn.
 
+    The second value: whether they begin with a thought that the template does not write.
     Raises `ValueError` if no model can sample it, or if it would be read as something else.
     """
     said = _said(message)
@@ -89,23 +103,23 @@ def _turn_ids(
     *better, last = call_ids.choices(message)
     for ids in better:
         with suppress(ValueError):  # which the last ids raise too, unless it is about these
-            text = _turn_text(renderer, conversation, said, tools, ids)
+            written = _written(renderer, conversation, said, tools, ids)
             break
     else:
-        ids, text = last, _turn_text(renderer, conversation, said, tools, last)
+        ids, written = last, _written(renderer, conversation, said, tools, last)
     call_ids.take(message, ids)
     end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
-    return [*renderer.encode_inside(text), end]
+    return [*renderer.encode_inside(written.text), end], written.adds_thought
 
 
-def _turn_text(
+def _written(
     renderer: ChatRenderer,
     conversation: Conversation,
     said: TurnReading,
     tools: Tools,
     ids: Sequence[str],
-) -> str:
-    """The turn's text, its calls with these ids."""
+) -> WrittenTurn:
+    """The turn, its calls with these ids."""
 
     def close(message: Message) -> str:
         return conversation.render_closed(with_ids(message, said, ids))
@@ -116,11 +130,11 @@ def _turn_text(
             "the chat template does not write it behind the prompt that it is sampled from, so "
             "that no mask of it is exact; another --chat_template_kwargs may help"
         )
-    text, left_out = written_turn(renderer, prompt, close, said)
-    if left_out:
-        raise ValueError(f"the chat template leaves out {left_out[0][:60]!r}")
-    refuse_misread(renderer, prompt, text, said, tools)
-    return text
+    written = written_turn(renderer, prompt, close, said)
+    if written.left_out:
+        raise ValueError(f"the chat template leaves out {written.left_out[0][:60]!r}")
+    refuse_misread(renderer, prompt, written.text, said, tools)
+    return written
 
 
 def _said(message: Message) -> TurnReading:
