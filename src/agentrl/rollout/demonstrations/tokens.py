@@ -14,7 +14,7 @@ from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat import ChatRenderer, Conversation, Message
 from agentrl.rollout.chat.capabilities import Tools
 from agentrl.rollout.chat.tokens import TokenContext
-from agentrl.rollout.chat.turns import TurnReading
+from agentrl.rollout.chat.turns import TurnReading, find_thought
 from agentrl.rollout.chat.written import WrittenTurn, follows_prompt, saying, written_turn
 from agentrl.rollout.demonstrations.call_ids import CallIds, with_ids
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
@@ -98,7 +98,7 @@ def _turn_ids(
     The second value: whether they begin with a thought that the template does not write.
     Raises `ValueError` if no model can sample it, or if it would be read as something else.
     """
-    said = _said(message)
+    said = _said(renderer, message)
     refuse_stops(renderer, said)
     *better, last = call_ids.choices(message)
     for ids in better:
@@ -128,7 +128,7 @@ def _written(
     if not follows_prompt(renderer, prompt, close, said):
         raise ValueError(
             "the chat template does not write it behind the prompt that it is sampled from, so "
-            "that no mask of it is exact; another --chat_template_kwargs may help"
+            "that no mask of it is exact"
         )
     written = written_turn(renderer, prompt, close, said)
     if written.left_out:
@@ -137,12 +137,19 @@ def _written(
     return written
 
 
-def _said(message: Message) -> TurnReading:
+def _said(renderer: ChatRenderer, message: Message) -> TurnReading:
+    """What a turn says. A thought in its content is one, if the template has a notation for it."""
     calls = [
         ParsedCall(call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
     ]
-    return saying(message.get("reasoning_content", ""), message["content"], calls)
+    thought, content = message.get("reasoning_content", ""), message["content"]
+    capabilities = renderer.capabilities
+    begins = content.lstrip().startswith(capabilities.thought_marks.open)
+    if begins and not thought and capabilities.writes_thoughts:
+        thought, end = find_thought(content, capabilities.thought_marks)
+        content = content[end:].lstrip("\n") if end else content
+    return saying(thought, content, calls)
 
 
 def plain_tree(tokenizer: "PreTrainedTokenizerBase", shown: PlainText) -> TokenTree:
