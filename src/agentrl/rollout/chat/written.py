@@ -77,6 +77,7 @@ def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReadin
     left_out = [part for part in parts if part not in text]
     if parts[1] in text and _loses_content(renderer, prompt, close, said):
         left_out.append(parts[1])
+    lost += _cut_calls(renderer, prompt, close, said)
     return WrittenTurn(text, (*left_out, *lost), bool(added))
 
 
@@ -108,6 +109,22 @@ def _lost_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading
     text = written(*said.calls)
     calls = enumerate(map(writable, said.calls))
     return [call.name for at, call in calls if is_lost(at, call)]
+
+
+def _cut_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> list[str]:
+    """The names of the calls whose arguments the template does not write to the last one's end."""
+    text = _turn(renderer, prompt, close, said)
+    cut = []
+    for at, call in enumerate(map(writable, said.calls)):
+        if not call.arguments:
+            continue
+        key, value = [*call.arguments.items()][-1]
+        longer = f"{value} {_MARK}" if isinstance(value, str) else _MARK
+        other = ParsedCall(call.name, {**call.arguments, key: longer})
+        calls = (*said.calls[:at], other, *said.calls[at + 1 :])
+        if _turn(renderer, prompt, close, replace(said, calls=calls)) == text:
+            cut.append(call.name)
+    return cut
 
 
 def _loses_content(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
