@@ -100,6 +100,15 @@ def test_no_turn_says_the_token_that_ends_it(family: Family) -> None:
             assert refusal(renderer, {"messages": [QUESTION, turn]}) == why
 
 
+def test_a_further_token_that_ends_turns_counts_and_one_without_a_text_does_not() -> None:
+    tokenizer = tokenizer_of("qwen2.5")
+    stops = [tokenizer.convert_tokens_to_ids("<|endoftext|>"), 10**6]
+    renderer = ChatRenderer(tokenizer, stops)
+    assert tree_of(renderer, called({"b": "R5"}))
+    said = refusal(renderer, called({"b": "a text ends with <|endoftext|>"}))
+    assert said == "message 2: says '<|endoftext|>', which ends a turn"
+
+
 # A template that writes the arguments of calls by an expression.
 CALLING = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"

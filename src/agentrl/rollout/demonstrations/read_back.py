@@ -17,7 +17,8 @@ def refuse_stops(renderer: ChatRenderer, said: TurnReading) -> None:
     """Raise `ValueError` if a part of a turn has a token at which sampling stops."""
     calls = [call for call in said.calls if isinstance(call, ParsedCall)]
     in_calls = [json.dumps([call.name, call.arguments], ensure_ascii=False) for call in calls]
-    for stop in map(renderer.codec.token, renderer.stop_token_ids):
+    stops = sorted(renderer.codec.added_ids.intersection(renderer.stop_token_ids))
+    for stop in map(renderer.codec.token, stops):
         if any(stop in part for part in (said.thought, said.content, *in_calls)):
             raise ValueError(f"says {stop!r}, which ends a turn")
 
