@@ -56,6 +56,20 @@ def test_bad_input_is_one_sentence(
     assert "unknown flag --num_generations" in capsys.readouterr().err
 
 
+def test_what_the_user_may_not_expect_of_rows_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = {"role": "assistant", "content": "7", "reasoning_content": "hm"}
+    row = {"messages": [{"role": "user", "content": "?"}, answer]}
+    (tmp_path / "rows.jsonl").write_text((json.dumps(row) + "\n") * 2)
+    (tmp_path / "none.jsonl").write_text('{"question": "?"}\n')  # ends the command before training
+    given = ["--train_file", "rows.jsonl", "--eval_file", "none.jsonl"]
+    assert main(["sft", "--model", str(DEMO), *given]) == 2
+    told = "thoughts that the chat template does not write are trained before the turn (2 rows)"
+    assert told in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_it_learns_and_its_model_is_a_folder_that_transformers_loads(tmp_path: Path) -> None:
     talks(tmp_path / "talks.jsonl")

@@ -218,6 +218,7 @@ class _Source:
         if rows.unread:
             named = [f"{name} ({n:,} {self._unit})" for name, n in rows.unread.items()]
             lines.append(f"fields of messages that are not read: {', '.join(sorted(named))}")
+        lines += [f"{said} ({n:,} {self._unit})" for said, n in sorted(rows.remarks.items())]
         print_lines(self._console, lines)
         return str(rows.folder)
 

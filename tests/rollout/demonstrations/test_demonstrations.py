@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import AutoTokenizer
 
@@ -462,3 +464,37 @@ def test_what_a_killed_preparation_left_is_removed_and_rows_are_not(tmp_path: Pa
     remove_unfinished(rows.parent)
     assert not partial.exists() and len(TreeFile(rows)) == 1
     remove_unfinished(tmp_path / "none")
+
+
+def test_a_table_trains_the_arguments_and_schemas_that_its_rows_had(tmp_path: Path) -> None:
+    def row(name: str, **arguments: Any) -> dict[str, Any]:
+        """A row with a call of its own tool."""
+        function = {"name": name, "arguments": arguments}
+        types = {key: {"type": "integer", "enum": [1, None]} for key in arguments}
+        tool = {"name": name, "description": "d", "parameters": {"properties": types}}
+        called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+        return {"messages": [QUESTION, called], "tools": [tool]}
+
+    rows = [row("stock", bin=1), row("add", x=1, y=[{"a": 1}, {"b": 2}]), row("now")]
+    [*lines] = prepared(tmp_path, rows)
+    table = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), table)
+    of_table = prepare_rows(table, tmp_path / "out", Preparation(DEMO, {}, 384))
+    assert [*TreeFile(of_table.folder)] == lines
+    assert trained(lines[0]).startswith('<tool_call>\n{"name": "stock", "arguments": {"bin": 1}}')
+    [(said, n_rows)] = of_table.remarks.items()
+    assert said.startswith("null in arguments of calls and in tools is taken for") and n_rows == 3
+
+
+def test_a_thought_that_the_template_does_not_write_is_told(tmp_path: Path) -> None:
+    said = {"role": "assistant", "content": "A", "reasoning_content": "hm"}
+    file = tmp_path / "rows.jsonl"
+    rows = [{"messages": [QUESTION, said, QUESTION, said]}, {"messages": [QUESTION, ANSWER]}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for _ in range(2):  # made, and found again
+        made = prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384))
+        assert made.remarks == {
+            "thoughts that the chat template does not write are trained before the turn": 1
+        }
+    writing = with_template(tmp_path, FORGETFUL)
+    assert not prepare_rows(file, tmp_path / "out", Preparation(writing, {}, 384)).remarks

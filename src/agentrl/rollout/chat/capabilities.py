@@ -62,7 +62,8 @@ class TemplateRefusal(ValueError):
 class TemplateCapabilities:
     """What a template can express.
 
-    takes_system, writes_tools, writes_results, writes_thoughts: whether it has such a notation.
+    takes_system, takes_developer, writes_tools, writes_results, writes_thoughts: whether it has
+        such a notation. Where it has none for OpenAI's developer, that is the system.
     thought_marks: the text around a thought.
     frame: the control text around a turn's content.
     named_by_id: calls are written with ids only, which contain the names.
@@ -70,6 +71,7 @@ class TemplateCapabilities:
     """
 
     takes_system: bool
+    takes_developer: bool
     writes_tools: bool
     writes_results: bool
     writes_thoughts: bool
@@ -84,7 +86,7 @@ class TemplateCapabilities:
 
     def adapt_messages(self, messages: Sequence[Message], tools: Tools | None) -> list[Message]:
         """The messages in a form that the template supports."""
-        adapted = list(messages)
+        adapted = list(messages if self.takes_developer else map(_developer_as_system, messages))
         if tools and not self.writes_tools:
             schemas = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
             text = _TOOLS_HEAD + schemas + _TOOLS_FOOT
@@ -96,6 +98,10 @@ class TemplateCapabilities:
         if adapted and adapted[0]["role"] == "system" and not self.takes_system:
             adapted = _system_in_question(adapted)
         return adapted if self.writes_results else _results_as_user(adapted)
+
+
+def _developer_as_system(message: Message) -> Message:
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _system_in_question(messages: Sequence[Message]) -> list[Message]:
@@ -182,8 +188,13 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
             "the chat template does not end an assistant turn with a special token, but with "
             f"{whole.partition(_TURN)[2][:20]!r}"
         )
+    takes_system, takes_developer = (
+        _SYSTEM in _try(apply, [{"role": role, "content": _SYSTEM}, user])
+        for role in ("system", "developer")
+    )
     return TemplateCapabilities(
-        takes_system=_SYSTEM in _try(apply, [{"role": "system", "content": _SYSTEM}, user]),
+        takes_system=takes_system,
+        takes_developer=takes_developer,
         writes_tools=_NAME in with_tools,
         writes_results=bool(turns),
         writes_thoughts=shows_thoughts or opens_thoughts,

@@ -23,7 +23,7 @@ That is the first of three ways on. `form_choice.py` finds out which one it is:
 
 import logging
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from agentrl.rollout.chat.form_choice import Drift, Fit, TurnInPlace, choose_form
@@ -133,6 +133,13 @@ class Conversation:
         """The rendered conversation with this turn at its end."""
         messages = [*_as_messages(self._items), message]
         return self._renderer.render_text(messages, self._tools, add_generation_prompt=False)
+
+    def render_other(self, contents: Mapping[int, str]) -> str:
+        """The next prompt if messages, by their index, had other contents."""
+        items = list(self._items)
+        for at, content in contents.items():
+            items[at] = replace(items[at], message={**items[at].message, "content": content})
+        return self._render(items)
 
     def extend(self, output_ids: Sequence[int], added: Sequence[Message]) -> NextPrompt:
         """Add a generated turn and the tool or user messages that follow it.

@@ -47,10 +47,12 @@ class WrittenTurn(NamedTuple):
     """A turn's text without its end token, and what of it the template leaves out.
 
     left_out: the thought, the content and the names of calls, as far as the text lacks them
+    adds_thought: whether the template leaves the thought out, so that it was put before its text
     """
 
     text: str
     left_out: tuple[str, ...]
+    adds_thought: bool
 
 
 def saying(thought: str = "", content: str = "", calls: Sequence[ParsedCall] = ()) -> TurnReading:
@@ -68,12 +70,15 @@ def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReadin
     if lost and len(lost) == len(said.calls):
         content = "\n".join(filter(None, [said.content, *map(_hermes, said.calls)]))
         said, lost = replace(said, content=content, calls=()), []
-    text = _thinking_turn(renderer, prompt, close, said)
+    written = _turn(renderer, prompt, close, said)
+    added = _dropped_thought(renderer, prompt, close, said, written)
+    text = added + written
     parts = [part.strip() for part in (said.thought, said.content)]
     left_out = [part for part in parts if part not in text]
     if parts[1] in text and _loses_content(renderer, prompt, close, said):
         left_out.append(parts[1])
-    return WrittenTurn(text, (*left_out, *lost))
+    lost += _cut_calls(renderer, prompt, close, said)
+    return WrittenTurn(text, (*left_out, *lost), bool(added))
 
 
 def follows_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
@@ -106,6 +111,22 @@ def _lost_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading
     return [call.name for at, call in calls if is_lost(at, call)]
 
 
+def _cut_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> list[str]:
+    """The names of the calls whose arguments the template does not write to the last one's end."""
+    text = _turn(renderer, prompt, close, said)
+    cut = []
+    for at, call in enumerate(map(writable, said.calls)):
+        if not call.arguments:
+            continue
+        key, value = [*call.arguments.items()][-1]
+        longer = f"{value} {_MARK}" if isinstance(value, str) else _MARK
+        other = ParsedCall(call.name, {**call.arguments, key: longer})
+        calls = (*said.calls[:at], other, *said.calls[at + 1 :])
+        if _turn(renderer, prompt, close, replace(said, calls=calls)) == text:
+            cut.append(call.name)
+    return cut
+
+
 def _loses_content(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
     """Whether the template does not write the content beside a thought or calls."""
     if not said.content.strip() or not (said.thought or said.calls):
@@ -114,17 +135,21 @@ def _loses_content(renderer: Renderer, prompt: str, close: Close, said: TurnRead
     return _turn(renderer, prompt, close, other) == _turn(renderer, prompt, close, said)
 
 
-def _thinking_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:
-    """The turn's text. A thought that the template drops is added: the model does generate it."""
-    text = _turn(renderer, prompt, close, said)
+def _dropped_thought(
+    renderer: Renderer, prompt: str, close: Close, said: TurnReading, written: str
+) -> str:
+    """The thought that `written` lacks because the template drops it: the model does generate it.
+
+    "" if the template writes it, and if there is none.
+    """
     if not said.thought or not follows_prompt(renderer, prompt, close, said):
-        return text
+        return ""
     other = replace(said, thought=f"{said.thought} {_MARK}")
-    if _turn(renderer, prompt, close, other) != text:
-        return text
+    if _turn(renderer, prompt, close, other) != written:
+        return ""
     marks = renderer.capabilities.thought_marks
     opening = "" if _is_opened(renderer, prompt) else f"{marks.open}\n"
-    return f"{opening}{said.thought}\n{marks.close}{text}"
+    return f"{opening}{said.thought}\n{marks.close}"
 
 
 def _turn(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> str:

@@ -18,12 +18,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agentrl.databases.pair_tree import pair_tree
-from agentrl.databases.task_file.file_rows import Row, UnreadableFile, read_rows
+from agentrl.databases.task_file.file_rows import Row, UnreadableFile, is_table, read_rows
 from agentrl.databases.token_tree import TokenTree
 from agentrl.databases.tree_file import TreeFile, TreeFileError, write_trees
 from agentrl.file_digest import Digest, file_digest
 from agentrl.importing import importing
 from agentrl.rollout.chat import ChatRenderer
+from agentrl.rollout.demonstrations.absent import without_absent
 from agentrl.rollout.demonstrations.layouts import (
     Demonstration,
     PlainText,
@@ -34,6 +35,7 @@ from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_tree
 
 _FORMAT = "4"  # of the trees: a change makes all files be prepared anew
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_ABSENT = "null in arguments of calls and in tools is taken for a field that the table's row lacks"
 _CHUNK = 64  # rows that a worker takes at once
 _ALONE = 512  # rows that are sooner prepared than processes are started
 
@@ -41,12 +43,14 @@ _ALONE = 512  # rows that are sooner prepared than processes are started
 class MadeRow(NamedTuple):
     """What a row became: its place, and its tree or why it has none.
 
-    `unread`: fields of its messages that hold something and are not read.
+    `unread`: fields of its messages that hold something and are not read. `remarks`: sentences on
+    what else the user may not expect.
     """
 
     place: str
     made: TokenTree | str
     unread: frozenset[str] = frozenset()
+    remarks: frozenset[str] = frozenset()
 
 
 class UnusableRows(ValueError):
@@ -59,11 +63,13 @@ class PreparedRows:
 
     left_out: why rows are not among them, by their places in the file
     unread: in how many of them messages have a field that is not read, by the field's name
+    remarks: of how many of them a sentence is true, by the sentence
     """
 
     folder: Path
     left_out: Mapping[str, str]
     unread: Mapping[str, int]
+    remarks: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -127,13 +133,15 @@ def keep_rows(
         return known
     left_out: dict[str, str] = {}
     unread: Counter[str] = Counter()
+    remarks: Counter[str] = Counter()
 
     def trees() -> Iterator[tuple[str, TokenTree]]:
-        for seen, (place, row, fields) in enumerate(made(), start=1):
+        for seen, (place, row, fields, sentences) in enumerate(made(), start=1):
             if isinstance(row, str):
                 left_out[place] = row
             else:
                 unread.update(fields)
+                remarks.update(sentences)
                 yield place, row
             report(seen)
 
@@ -143,9 +151,9 @@ def keep_rows(
     if not n_rows:
         first = next((f"; {place} {why}" for place, why in left_out.items()), "")
         raise UnusableRows(f"{source}: none of its {len(left_out)} rows can be trained{first}")
-    told = {"left_out": left_out, "unread": unread}
+    told = {"left_out": left_out, "unread": unread, "remarks": remarks}
     notes.write_text(json.dumps(told, ensure_ascii=False, indent=1), encoding="utf-8")
-    return PreparedRows(folder, left_out, unread)
+    return PreparedRows(folder, left_out, unread, remarks)
 
 
 def refuse_longer(tree: TokenTree, longest: int) -> None:
@@ -160,10 +168,10 @@ def _known(folder: Path, notes: Path) -> PreparedRows | None:
     try:
         TreeFile(folder)
         told = json.loads(notes.read_text(encoding="utf-8"))
-        return PreparedRows(folder, told["left_out"], told["unread"])
+        return PreparedRows(folder, told["left_out"], told["unread"], told["remarks"])
     except (OSError, ValueError, TreeFileError):
         return None
-    except KeyError:  # notes of an earlier version, which had only the rows that are left out
+    except KeyError:  # notes of an earlier version, which had less
         return None
 
 
@@ -210,7 +218,10 @@ def _make(maker: "_Maker", file: Path, row: Row) -> MadeRow:
     if row.problem is not None:
         return MadeRow(place, row.problem)
     try:
-        return MadeRow(place, *maker.tree(row.fields))
+        if not is_table(file) or (fields := without_absent(row.fields)) == row.fields:
+            return maker.made(place, row.fields)
+        made = maker.made(place, fields)
+        return made._replace(remarks=made.remarks | {_ABSENT})
     except UnusableRows:
         raise  # it is not the row
     except ValueError as error:
@@ -225,23 +236,21 @@ class _Maker:
         self._renderer: ChatRenderer | None = None
         self._tokenizer: Any = None
 
-    def tree(self, fields: Mapping[str, Any]) -> tuple[TokenTree, frozenset[str]]:
-        """The tree of a row, and the fields of its messages that are not read.
-
-        Raises `ValueError` with one sentence.
-        """
+    def made(self, place: str, fields: Mapping[str, Any]) -> MadeRow:
+        """The row at `place` with these fields. Raises `ValueError` with one sentence."""
+        remarks: set[str] = set()
         if self._preparation.pairs:
             chosen, rejected = read_preference(fields)
-            tree = pair_tree(self._tree(chosen), self._tree(rejected))
-            return tree, chosen.unread | rejected.unread
+            tree = pair_tree(self._tree(chosen, remarks), self._tree(rejected, remarks))
+            return MadeRow(place, tree, chosen.unread | rejected.unread, frozenset(remarks))
         shown = read_demonstration(fields)
-        return self._tree(shown), shown.unread
+        return MadeRow(place, self._tree(shown, remarks), shown.unread, frozenset(remarks))
 
-    def _tree(self, shown: Demonstration | PlainText) -> TokenTree:
+    def _tree(self, shown: Demonstration | PlainText, remarks: set[str]) -> TokenTree:
         if isinstance(shown, PlainText):
             tree = plain_tree(self._plain(), shown)
         else:
-            tree = demonstrated_tree(self._chat(), shown)
+            tree = demonstrated_tree(self._chat(), shown, remarks.add)
         refuse_longer(tree, self._preparation.longest)
         return tree
 

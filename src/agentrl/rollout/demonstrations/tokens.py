@@ -5,28 +5,42 @@ prompt, and the conversation goes on from there as in sampling (`rollout.chat.co
 mask is 1 on the turn's tokens and on the token that ends it: no more is sampled, and no less.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from agentrl.databases.token_tree import TokenTree
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat import ChatRenderer, Conversation, Message
+from agentrl.rollout.chat.capabilities import Tools
 from agentrl.rollout.chat.tokens import TokenContext
-from agentrl.rollout.chat.turns import TurnReading
-from agentrl.rollout.chat.written import follows_prompt, saying, written_turn
+from agentrl.rollout.chat.turns import TurnReading, find_thought
+from agentrl.rollout.chat.written import WrittenTurn, follows_prompt, saying, written_turn
+from agentrl.rollout.demonstrations.call_ids import CallIds, with_ids
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
+from agentrl.rollout.demonstrations.left_out import refuse_left_out
+from agentrl.rollout.demonstrations.read_back import refuse_misread, refuse_stops
 from agentrl.rollout.tool_calls import ParsedCall
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
-def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree:
+_ADDED_THOUGHT = "thoughts that the chat template does not write are trained before the turn"
+
+
+def demonstrated_tree(
+    renderer: ChatRenderer,
+    shown: Demonstration,
+    remark: Callable[[str], None] = lambda sentence: None,
+) -> TokenTree:
     """The tree of a conversation; its mask is 1 on what is trained.
 
+    `remark` is called with sentences on what the user may not expect.
+
     Raises `ValueError`, with one sentence that continues after the row's place, if the chat
-    template refuses the messages, or does not write one of the assistant's messages behind its own
-    prompt, so that no mask of it is exact.
+    template refuses the messages, leaves out what is said to the model, or does not write one of
+    the assistant's messages behind its own prompt, so that no mask of it is exact.
     """
     messages = shown.messages
     turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -34,16 +48,28 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
         raise ValueError("message 1 is the assistant's: it answers nothing")
     last = max(at for at in turns if shown.trained[at])
     conversation = Conversation(renderer, messages[: turns[0]], shown.tools or None)
+    refuse_left_out(conversation, 0)
     context = TokenContext()
     context.begin_segment(conversation.prompt_ids)
+    call_ids = CallIds(renderer)
     for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
-        output = _turn_ids(renderer, conversation, messages[at], at + 1)
+        with _naming(at):
+            output, adds_thought = _turn_ids(
+                renderer, conversation, messages[at], shown.tools, call_ids
+            )
+        if adds_thought:
+            remark(_ADDED_THOUGHT)
         span = VersionSpan(version=0, start=0, end=len(output))
         mask = {"mask": int(shown.trained[at]), "advantages": float(shown.trained[at])}
         context.add_turn(output, [0.0] * len(output), [span], mask)
         if at == last:
             return context.tree()
-        onward = conversation.extend(output, messages[at + 1 : following])
+        added = []
+        for number in range(at + 1, following):
+            with _naming(number):
+                added.append(call_ids.answered(messages[number]))
+        onward = conversation.extend(output, added)
+        refuse_left_out(conversation, at + 1)
         if onward.extends:
             context.observe(onward.ids, onward.n_separator)
         else:
@@ -51,30 +77,79 @@ def demonstrated_tree(renderer: ChatRenderer, shown: Demonstration) -> TokenTree
     raise AssertionError("the last trained turn is one of the turns")
 
 
+@contextmanager
+def _naming(at: int) -> Iterator[None]:
+    """Errors within name the message, counted from 1."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"message {at + 1}: {error}") from None
+
+
 def _turn_ids(
-    renderer: ChatRenderer, conversation: Conversation, message: Message, number: int
-) -> Sequence[int]:
-    """The ids that a model samples when it says `message`, with the token that ends the turn."""
-    said = _said(message)
-    prompt, close = conversation.prompt_text, conversation.render_closed
+    renderer: ChatRenderer,
+    conversation: Conversation,
+    message: Message,
+    tools: Tools,
+    call_ids: CallIds,
+) -> tuple[list[int], bool]:
+    """The ids that a model samples when it says `message`, with the token that ends the turn.
+
+    The second value: whether they begin with a thought that the template does not write.
+    Raises `ValueError` if no model can sample it, or if it would be read as something else.
+    """
+    said = _said(renderer, message)
+    refuse_stops(renderer, said)
+    *better, last = call_ids.choices(message)
+    for ids in better:
+        with suppress(ValueError):  # which the last ids raise too, unless it is about these
+            written = _written(renderer, conversation, said, tools, ids)
+            break
+    else:
+        ids, written = last, _written(renderer, conversation, said, tools, last)
+    call_ids.take(message, ids)
+    end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
+    return [*renderer.encode_inside(written.text), end], written.adds_thought
+
+
+def _written(
+    renderer: ChatRenderer,
+    conversation: Conversation,
+    said: TurnReading,
+    tools: Tools,
+    ids: Sequence[str],
+) -> WrittenTurn:
+    """The turn, its calls with these ids."""
+
+    def close(message: Message) -> str:
+        return conversation.render_closed(with_ids(message, said, ids))
+
+    prompt = conversation.prompt_text
     if not follows_prompt(renderer, prompt, close, said):
         raise ValueError(
-            f"message {number}: the chat template does not write it behind the prompt that it is "
-            "sampled from, so that no mask of it is exact; another --chat_template_kwargs may help"
+            "the chat template does not write it behind the prompt that it is sampled from, so "
+            "that no mask of it is exact"
         )
-    text, left_out = written_turn(renderer, prompt, close, said)
-    if left_out:
-        raise ValueError(f"message {number}: the chat template leaves out {left_out[0][:60]!r}")
-    end = renderer.capabilities.turn_ends[0 if said.calls else -1][1]
-    return [*renderer.encode_inside(text), end]
+    written = written_turn(renderer, prompt, close, said)
+    if written.left_out:
+        raise ValueError(f"the chat template leaves out {written.left_out[0][:60]!r}")
+    refuse_misread(renderer, prompt, written.text, said, tools)
+    return written
 
 
-def _said(message: Message) -> TurnReading:
+def _said(renderer: ChatRenderer, message: Message) -> TurnReading:
+    """What a turn says. A thought in its content is one, if the template has a notation for it."""
     calls = [
         ParsedCall(call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
     ]
-    return saying(message.get("reasoning_content", ""), message["content"], calls)
+    thought, content = message.get("reasoning_content", ""), message["content"]
+    capabilities = renderer.capabilities
+    begins = content.lstrip().startswith(capabilities.thought_marks.open)
+    if begins and not thought and capabilities.writes_thoughts:
+        thought, end = find_thought(content, capabilities.thought_marks)
+        content = content[end:].lstrip("\n") if end else content
+    return saying(thought, content, calls)
 
 
 def plain_tree(tokenizer: "PreTrainedTokenizerBase", shown: PlainText) -> TokenTree:
