@@ -256,6 +256,10 @@ def _flags_of_runs(sources: Sequence[ModelSource]) -> tuple[list[Layer], list[st
 
 def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     """Check models, tasks, services and folders; returns the task files. Raises for bad input."""
+
+    def say(told: str) -> None:
+        print_lines(console, [told])
+
     check_database(config)
     check_tools(config)
     folder = config.output / "eval"
@@ -263,8 +267,7 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     needed = 0
     for entrant in asked.entrants:
         if isinstance(entrant.model, AgentModel):
-            doubt = check_endpoint(entrant.model)
-            doubts += [doubt] if doubt else []
+            check_endpoint(entrant.model, config.sampling.startup_timeout, say)
             continue
         model = check_model(str(entrant.model.folder))
         doubts += check_lengths(config, model)
@@ -283,7 +286,7 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
                 "take; the agents mcp, single_turn and math can be evaluated with it"
             )
         files.append(TaskFileOf(HeldOutFile.of(Path(file)), checked.tasks))
-    check_services(config, lambda told: print_lines(TerminalConsole(), [told]))
+    check_services(config, say)
     check_output(LOGS, 0)
     check_output(folder, needed)
     print_lines(console, list(dict.fromkeys(doubts)))
