@@ -276,6 +276,10 @@ def test_a_refused_key_ends_the_command_in_one_sentence_and_the_same_one_goes_on
     assert second.returncode == 0, printed
     assert "big on 5 tasks of tasks.jsonl: goes on, 2 are done" in printed
     assert "success 1.000" in printed and "4 rollouts)" in printed
+    # A foreseen failure is one line each time, whatever the API says.
+    told = [line for line in printed.splitlines() if "EndpointRefused" in line]
+    assert len(told) == 3 and all(line.endswith(r"403 - not \x1b[31mthis") for line in told)
+    assert "Traceback" not in printed and "\x1b" not in printed
 
 
 @pytest.mark.slow

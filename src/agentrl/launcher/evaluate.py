@@ -8,6 +8,7 @@ All models of one command have the same tasks, tools and limits. `evaluations.py
 """
 
 import asyncio
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
 from agentrl.rollout.agents.endpoint import can_evaluate
 from agentrl.rollout.llm.models import AgentModel
+from agentrl.tracebacks import log_to_stderr
 from agentrl.training.checkpoint.layout import list_checkpoints, read_state
 
 _INTERRUPTED = 130
@@ -96,6 +98,8 @@ def main(argv: Sequence[str]) -> int:
     if not asked.tasks:
         wanted = "--tasks" if asked.own_run else "EVAL_FILE or --eval_file"
         raise ConfigError(f"no tasks to evaluate on: set {wanted} to a task file")
+    # Before tools are imported, which may set up a log of their own.
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s", logging.WARNING)
     console = TerminalConsole()
     print_lines(console, asked.notes)
     set_up = set_up_of(config)
