@@ -49,10 +49,11 @@ def endpoint_of(own: Namespace, config: Config) -> AgentModel | None:
 def check_endpoint(model: AgentModel, patience_s: float, say: Say) -> None:
     """Ask the endpoint for a few tokens, for up to `patience_s` seconds if it cannot answer now.
 
-    `say`: called with a sentence before it waits. Raises `ConfigError` if it does not answer, or
-    refuses our key or the model's name.
+    No request takes longer either. `say`: called with a sentence before it waits. Raises
+    `ConfigError` if it does not answer, or refuses our key or the model's name.
     """
-    asyncio.run(_check(model, patience_s, say))
+    timeout = min(model.timeout, patience_s)
+    asyncio.run(_check(model.model_copy(update={"timeout": timeout}), patience_s, say))
 
 
 async def _check(model: AgentModel, patience_s: float, say: Say) -> None:

@@ -446,3 +446,14 @@ async def test_an_api_that_cannot_answer_yet_is_waited_for_at_the_start() -> Non
         del replies[5:]  # more than the first look takes
         await asyncio.to_thread(check_endpoint, model_of(served), 60.0, told.append)
         assert len(told) == 2 and not replies
+
+
+async def test_an_api_that_never_answers_is_told_at_the_start() -> None:
+    async with api(lambda body: None) as served:
+        patient = model_of(served).model_copy(update={"timeout": 600})
+        try:
+            with pytest.raises(ConfigError, match="APITimeoutError"):
+                async with asyncio.timeout(60):
+                    await asyncio.to_thread(check_endpoint, patient, 1.0, print)
+        finally:
+            served.released.set()
