@@ -33,6 +33,17 @@ def test_a_message_that_cannot_be_made_is_let_through(
     assert "it failed: %s (its arguments raise" in capsys.readouterr().err
 
 
+def test_control_characters_of_others_are_spelled_out() -> None:
+    program = (
+        "import logging\nfrom agentrl.tracebacks import log_to_stderr\nlog_to_stderr('%(message)s')"
+        "\nlogging.warning('said \\x1b[31m\\nand more')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert ended.stderr == "said \\x1b[31m\nand more\n"
+
+
 @pytest.mark.parametrize(
     ("level", "told"), [("debug", ["of ours", "of a run"]), ("", ["of a run"]), ("WARNING", [])]
 )

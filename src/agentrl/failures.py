@@ -5,6 +5,7 @@ any other exception      an error in the run's code: the attempt fails
 a stop reason, a score   a result of the model or the task, not an exception
 """
 
+import math
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import ClassVar
@@ -23,12 +24,18 @@ class Need(Enum):
     SAMPLING = "sampling"  # all attempts
 
 
-class InfrastructureFailure(Exception):
+class Foreseen(Exception):
+    """A failure whose message says all of it: it is told in one line, without a traceback."""
+
+
+class InfrastructureFailure(Foreseen):
     """A dependency of the run is unreachable or does not give a valid answer.
 
     dependency: its name for display, always the same: "the tool server sql", "the judge"
     probe: checks whether it answers again; None if only its next use can tell
     scorer: name of the scorer that met the failure, if one did
+    sampler_waits_s: how long a sampler waits for it before it ends; what it hands back is sampled
+        by the next one
     probe_repeats: whether the probe repeats the attempt's request, which may itself be what the
         dependency cannot answer; such a probe raises `ConnectionError` if no request is answered
 
@@ -38,6 +45,7 @@ class InfrastructureFailure(Exception):
 
     need: ClassVar[Need] = Need.AGENT  # used unless a scorer met the failure
     probe_repeats: ClassVar[bool] = False
+    sampler_waits_s: float = math.inf
     scorer: str | None = None
     dependency: str = "something without a name"
     probe: Probe | None = None

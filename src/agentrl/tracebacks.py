@@ -4,7 +4,7 @@ import logging
 import os
 from collections import Counter
 
-from agentrl.foreign_text import text_of
+from agentrl.foreign_text import text_of, visible
 
 
 def log_to_stderr(form: str, level: int = logging.INFO) -> None:
@@ -13,13 +13,22 @@ def log_to_stderr(form: str, level: int = logging.INFO) -> None:
     The variable LOG_LEVEL sets the level of AgentRL's own lines, except where only warnings are
     wanted.
     """
-    logging.basicConfig(level=level, format=form)
+    to_stderr = logging.StreamHandler()
+    to_stderr.setFormatter(_Visible(form))
+    logging.basicConfig(level=level, handlers=[to_stderr])
     name = os.environ.get("LOG_LEVEL", "").strip().upper()
     if level == logging.INFO and name in logging.getLevelNamesMapping():
         logging.getLogger("agentrl").setLevel(name)
     for handler in logging.getLogger().handlers:
         if not any(isinstance(known, OneTraceback) for known in handler.filters):
             handler.addFilter(OneTraceback())
+
+
+class _Visible(logging.Formatter):
+    """Spells out control characters: an error may quote what a model or a server said."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(super().format(record))
 
 
 class OneTraceback(logging.Filter):

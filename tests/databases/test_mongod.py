@@ -11,7 +11,7 @@ import psutil
 import pytest
 from pymongo import MongoClient
 
-from agentrl.databases.mongod import EmbeddedMongod, MongodError, find_mongod
+from agentrl.databases.mongod import LOCKED, EmbeddedMongod, MongodError, find_mongod
 
 CHILD = """
 import sys, time
@@ -46,6 +46,41 @@ def test_what_was_written_is_there_after_a_crash_at_the_same_address(tmp_path: P
     assert pid is not None and not psutil.pid_exists(pid)
     journal = sum(file.stat().st_blocks * 512 for file in (tmp_path / "data/journal").iterdir())
     assert journal < 20 << 20, "the journal of a run that ended takes a file, not 300 MB"
+
+
+# A mongod in the first moments of its life, which are long on a busy machine: it has the lock, and
+# has not yet written its process id.
+STARTING = f"""#!{sys.executable}
+import fcntl, sys, time
+lock = open(sys.argv[sys.argv.index("--dbpath") + 1] + "/mongod.lock", "a")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except BlockingIOError:
+    sys.exit({LOCKED})
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_one_of_our_own_that_is_slow_to_start_is_not_taken_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "bin" / "mongod"
+    program.parent.mkdir()
+    program.write_text(STARTING)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    server = EmbeddedMongod(tmp_path / "data", tmp_path / "log")
+    with pytest.raises(MongodError, match="mongod did not become ready: see "):
+        server.start(timeout_s=2)
+    other = subprocess.Popen([program, "--dbpath", tmp_path / "data"], stdout=subprocess.PIPE)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == b"locked\n"
+        with pytest.raises(MongodError, match=r"another mongod has the database in .* open"):
+            server.start(timeout_s=2)
+    finally:
+        other.kill()
+        other.communicate()
 
 
 def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:

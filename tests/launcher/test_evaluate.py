@@ -7,9 +7,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import pytest
+from chat_completion import chat_completion
 from demo_launch import launch_demo
 from ports import free_port
 from rich.console import Console
@@ -211,6 +215,71 @@ def _eval(folder: Path, *flags: str) -> "subprocess.Popen[str]":
         env={**environment, "PYTHONPATH": str(REPOSITORY / "src"), "THE_KEY": "sesame"},
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
+
+
+class RefusingApi(BaseHTTPRequestHandler):
+    """Refuses the key after `valid_for` requests, and always what it moderates."""
+
+    protocol_version = "HTTP/1.1"
+    valid_for = 3
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        kind = type(self)
+        kind.valid_for -= 1
+        if kind.valid_for < 0:
+            self._send(401, {"error": {"message": "the key has expired"}})
+        elif "moderated" in json.dumps(body["messages"]):
+            self._send(403, {"error": {"message": "not \x1b[31mthis\n"}})
+        else:
+            self._send(200, chat_completion("big", "<answer>1</answer>"))
+
+    def _send(self, status: int, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.mark.timeout(240)
+def test_a_refused_key_ends_the_command_in_one_sentence_and_the_same_one_goes_on(
+    tmp_path: Path,
+) -> None:
+    tasks = [
+        {"id": name, "query": name, "answer": "1", "scorer": "exact_match",
+         "answer_schema": "answer"}
+        for name in ("a", "b", "c", "d", "moderated")
+    ]  # fmt: skip
+    (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    with ThreadingHTTPServer(("127.0.0.1", 0), RefusingApi) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        command = (
+            *HOW, "--tasks", "tasks.jsonl", "--endpoint", url, "--endpoint_model", "big",
+            "--eval_rollouts", "1", "--max_concurrent_samples_per_process", "1",
+        )  # fmt: skip
+        first = _eval(tmp_path, *command)
+        printed, _ = first.communicate(timeout=100)
+        assert first.returncode == 1, printed
+        started, *_, told = printed.splitlines()  # the progress between, on a slow machine
+        assert started == "big on 5 tasks of tasks.jsonl, 1 rollouts each"
+        assert told.startswith(f"the endpoint {url} gives no answer of model big: Auth")
+        assert told.endswith("the key has expired; the same command goes on from here")
+        RefusingApi.valid_for = 1000
+        second = _eval(tmp_path, *command)
+        printed, _ = second.communicate(timeout=100)
+        server.shutdown()
+    assert second.returncode == 0, printed
+    assert "big on 5 tasks of tasks.jsonl: goes on, 2 are done" in printed
+    assert "success 1.000" in printed and "4 rollouts)" in printed
+    # A foreseen failure is one line each time, whatever the API says.
+    told = [line for line in printed.splitlines() if "EndpointRefused" in line]
+    assert len(told) == 3 and all(line.endswith(r"403 - not \x1b[31mthis") for line in told)
+    assert "Traceback" not in printed and "\x1b" not in printed
 
 
 @pytest.mark.slow

@@ -130,3 +130,15 @@ def test_what_cannot_be_probed_opens_at_once_and_lets_one_attempt_try() -> None:
 def test_a_scorer_is_found_in_a_sum_by_its_whole_name(scorer: str, held_back: bool) -> None:
     pattern = TaskChoice(scorers=frozenset({"http"})).unscored()["scorer"]["$not"]["$regex"]
     assert bool(re.search(pattern, scorer)) is held_back
+
+
+def test_a_sampler_waits_as_long_as_the_failure_says() -> None:
+    patient, limited = Breaker("the index"), Breaker("the index")
+    failure = outage(probed=False)
+    patient.failed(failure, "a", SEARCHERS, now=0)
+    failure.sampler_waits_s = 5
+    limited.failed(failure, "a", SEARCHERS, now=0)
+    assert not patient.spent(1e9)
+    assert [limited.spent(now) for now in (4.9, 5)] == [False, True]
+    limited.succeeded()
+    assert not limited.spent(10)

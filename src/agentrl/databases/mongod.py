@@ -226,7 +226,8 @@ class EmbeddedMongod:
 
     def _too_late(self) -> MongodError:
         """Why it is not ready after the deadline."""
-        holder = opened_by(self.data_dir, own=self.pid)
+        runs = self._process is not None and self._process.poll() is None
+        holder = opened_by(self.data_dir, own=self.pid if runs else None)
         if holder is None:
             return MongodError(f"mongod did not become ready: see {self.log_file}")
         return MongodError(

@@ -27,12 +27,16 @@ def mongod_holds(data_dir: Path) -> bool:
 def opened_by(data_dir: Path, own: int | None = None) -> str | None:
     """Who started the mongod that runs on this data folder, as a subject; None if none runs.
 
-    `own`: process id of one that does not count.
+    `own`: process id of one that runs, and does not count.
     """
     if not mongod_holds(data_dir):
         return None
     try:
         mongod = (data_dir / _FILE).read_text(encoding="utf-8").strip()
+        if not mongod:
+            # It starts: it writes its process id a while after it locks the file. Ours would have
+            # ended if another had the lock.
+            return "another mongod" if own is None else None
         if mongod == str(own):
             return None
         stat = Path(f"/proc/{mongod}/stat").read_text(encoding="utf-8")

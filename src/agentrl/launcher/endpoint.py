@@ -3,11 +3,14 @@
 import asyncio
 import os
 from argparse import Namespace
+from collections.abc import Callable
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.text_checks import check_service_url
 from agentrl.rollout.llm.endpoint import ChatEndpoint, EndpointRefused, EndpointUnreachable
 from agentrl.rollout.llm.models import AgentModel
+
+Say = Callable[[str], None]
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _PATIENCE_S = 3.0
@@ -43,20 +46,30 @@ def endpoint_of(own: Namespace, config: Config) -> AgentModel | None:
     )
 
 
-def check_endpoint(model: AgentModel) -> str | None:
-    """Ask the endpoint for a few tokens. Returns a sentence if it cannot answer just now.
+def check_endpoint(model: AgentModel, patience_s: float, say: Say) -> None:
+    """Ask the endpoint for a few tokens, for up to `patience_s` seconds if it cannot answer now.
 
-    Raises `ConfigError` if it does not answer at all, or refuses our key or the model's name.
+    No request takes longer either. `say`: called with a sentence before it waits. Raises
+    `ConfigError` if it does not answer, or refuses our key or the model's name.
     """
-    return asyncio.run(_ask(model))
+    timeout = min(model.timeout, patience_s)
+    asyncio.run(_check(model.model_copy(update={"timeout": timeout}), patience_s, say))
 
 
-async def _ask(model: AgentModel) -> str | None:
+async def _check(model: AgentModel, patience_s: float, say: Say) -> None:
+    first_s = min(_PATIENCE_S, patience_s)
     try:
-        async with ChatEndpoint(model, {}, _PATIENCE_S) as endpoint:
-            await endpoint.complete([{"role": "user", "content": "Hello"}], (), _FIRST_TOKENS)
+        try:
+            await _ask(model, first_s)
+        except EndpointUnreachable as away:
+            if not away.for_now or first_s == patience_s:
+                raise
+            say(f"--endpoint is waited for, {patience_s:g} s at most: {away}")
+            await _ask(model, patience_s - first_s)
     except (EndpointUnreachable, EndpointRefused) as error:
-        if isinstance(error, EndpointUnreachable) and error.for_now:
-            return f"--endpoint is waited for: {error}"
         raise ConfigError(f"--endpoint: {error}") from None
-    return None
+
+
+async def _ask(model: AgentModel, patience_s: float) -> None:
+    async with ChatEndpoint(model, {}, patience_s) as endpoint:
+        await endpoint.complete([{"role": "user", "content": "Hello"}], (), _FIRST_TOKENS)

@@ -8,6 +8,7 @@ All models of one command have the same tasks, tools and limits. `evaluations.py
 """
 
 import asyncio
+import logging
 import os
 from argparse import Namespace
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ from agentrl.launcher.run_parts import LOGS
 from agentrl.launcher.service_checks import check_services
 from agentrl.rollout.agents.endpoint import can_evaluate
 from agentrl.rollout.llm.models import AgentModel
+from agentrl.tracebacks import log_to_stderr
 from agentrl.training.checkpoint.layout import list_checkpoints, read_state
 
 _INTERRUPTED = 130
@@ -96,6 +98,8 @@ def main(argv: Sequence[str]) -> int:
     if not asked.tasks:
         wanted = "--tasks" if asked.own_run else "EVAL_FILE or --eval_file"
         raise ConfigError(f"no tasks to evaluate on: set {wanted} to a task file")
+    # Before tools are imported, which may set up a log of their own.
+    log_to_stderr("%(asctime)s %(levelname)s %(message)s", logging.WARNING)
     console = TerminalConsole()
     print_lines(console, asked.notes)
     set_up = set_up_of(config)
@@ -256,6 +260,10 @@ def _flags_of_runs(sources: Sequence[ModelSource]) -> tuple[list[Layer], list[st
 
 def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     """Check models, tasks, services and folders; returns the task files. Raises for bad input."""
+
+    def say(told: str) -> None:
+        print_lines(console, [told])
+
     check_database(config)
     check_tools(config)
     folder = config.output / "eval"
@@ -263,8 +271,7 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     needed = 0
     for entrant in asked.entrants:
         if isinstance(entrant.model, AgentModel):
-            doubt = check_endpoint(entrant.model)
-            doubts += [doubt] if doubt else []
+            check_endpoint(entrant.model, config.sampling.startup_timeout, say)
             continue
         model = check_model(str(entrant.model.folder))
         doubts += check_lengths(config, model)
@@ -283,7 +290,7 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
                 "take; the agents mcp, single_turn and math can be evaluated with it"
             )
         files.append(TaskFileOf(HeldOutFile.of(Path(file)), checked.tasks))
-    check_services(config, lambda told: print_lines(TerminalConsole(), [told]))
+    check_services(config, say)
     check_output(LOGS, 0)
     check_output(folder, needed)
     print_lines(console, list(dict.fromkeys(doubts)))

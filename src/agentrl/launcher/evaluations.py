@@ -43,6 +43,7 @@ from agentrl.launcher.run_folder import RunLock
 from agentrl.launcher.service_part import service_part
 from agentrl.launcher.sglang_setup import set_up_sglang
 from agentrl.rollout.llm.models import AgentModel
+from agentrl.rollout.scheduling.breakers import WaitedLongEnough
 from agentrl.rollout.scheduling.worker import sample
 from agentrl.stop_signals import stop_signals
 
@@ -281,6 +282,8 @@ async def tasks_done(database: RunDatabase, tasks: TaskFileOf, epoch: int) -> st
 async def _sample_one(config: Config, epoch: int, endpoint: AgentModel | None) -> None:
     try:
         await sample(config, evaluation=epoch, endpoint=endpoint, process="evaluation")
+    except WaitedLongEnough as error:
+        raise EvaluationFailed(f"{error}; the same command goes on from here") from None
     finally:
         # They would tell a sampler to stop that has ended.
         for number in stop_signals():

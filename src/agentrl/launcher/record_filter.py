@@ -16,10 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, get_args, get_origin
 
 from bson import encode, json_util
 from bson.errors import BSONError
+from pydantic import BaseModel
 from pymongo.errors import ExecutionTimeout, NetworkTimeout, OperationFailure
 
 from agentrl.configs import ConfigError
@@ -121,11 +123,13 @@ def _read(condition: str) -> Filter:
             f"--where {condition!r}: the status of a Record is one of "
             f"{', '.join(RecordStatus)}{hint}"
         )
+    if _is_numeric(field) and not _is_number(value) and value is not None:
+        raise ConfigError(f"--where {condition!r}: {name} is a number, not {text!r}")
     if operator in ("=", "!="):
         # A task's id may be a text of digits, so both types match.
         values = [value] if value == text else [value, text]
         return {field: {"$in" if operator == "=" else "$nin": values}}
-    if field == LABEL or isinstance(value, bool) or not isinstance(value, int | float):
+    if field == LABEL or not _is_number(value):
         raise ConfigError(f"--where {condition!r}: {operator} compares with a number, not {text!r}")
     return {field: {_OPERATORS[operator]: value}}
 
@@ -158,6 +162,35 @@ def _field(name: str, condition: str) -> str:
     near = get_close_matches(first, known, 1)
     hint = f": do you mean {near[0]}?" if near else f"; there are {', '.join(sorted(known))}"
     raise ConfigError(f"--where {condition!r}: a Record has no field {first!r}{hint}")
+
+
+def _is_numeric(field: str) -> bool:
+    """Whether a field of a Record, with dots for nested ones, is a number or null."""
+    if field == STEP:
+        return True
+    kinds: list[Any] = [Record]
+    for part in field.split("."):
+        kinds = [kind for outer in kinds for kind in _kinds(_inner(outer, part))]
+    return bool(kinds) and set(kinds) <= {int, float}
+
+
+def _inner(outer: Any, part: str) -> Any:
+    """The type of a part of a document or a mapping; None of anything else."""
+    if get_origin(outer) is dict:
+        return get_args(outer)[1]
+    fields = outer.model_fields if isinstance(outer, type) and issubclass(outer, BaseModel) else {}
+    return fields[part].annotation if part in fields else None
+
+
+def _kinds(annotation: Any) -> Sequence[Any]:
+    """The types of an annotation, without null."""
+    kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
+    return [kind for kind in kinds if kind is not NoneType]
+
+
+def _is_number(value: Any) -> bool:
+    # Nothing is equal to NaN, or less, or more.
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
 
 
 def _value(text: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from agentrl.configs import parse_config
+from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.documents import Record, RecordStatus
 from agentrl.databases.evaluations import begin_evaluation
@@ -23,6 +23,7 @@ from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.deployment import REPOSITORY
+from agentrl.launcher.endpoint import check_endpoint
 from agentrl.launcher.evaluation import HeldOutFile
 from agentrl.launcher.evaluations import TaskFileOf, tasks_done
 from agentrl.rollout.llm import endpoint as endpoint_module
@@ -33,6 +34,7 @@ from agentrl.rollout.llm.endpoint import (
     EndpointUnreachable,
 )
 from agentrl.rollout.llm.models import AgentModel
+from agentrl.rollout.scheduling.breakers import WaitedLongEnough
 from agentrl.rollout.scheduling.worker import sample
 from agentrl.stop_signals import stop_signals
 
@@ -188,7 +190,7 @@ async def test_an_outage_of_the_api_costs_no_attempt(
             served.down = False
 
         back = asyncio.create_task(come_back())
-        records = await evaluated(database, mongod, served, tasks)
+        records = await evaluated(database, mongod, served, tasks, "--startup_timeout", "5")
         await back
         told.append(await tasks_done(database, file, -1))
     api_name = f"the endpoint {served.url}"
@@ -248,8 +250,12 @@ async def test_what_an_api_answers_is_told_apart() -> None:
         assert slow.value.for_now
         for status in (401, 403, 404):
             with pytest.raises(EndpointUnreachable) as refused:
-                await ask(status)
-            assert not refused.value.for_now
+                await ask(status, status)  # the second request is another one
+            assert refused.value.denied and not refused.value.for_now
+            with pytest.raises(EndpointRefused, match="refuses the request"):
+                await ask(status, says("yes"))
+            with pytest.raises(EndpointRefused, match="refuses the request"):
+                await ask(status, 503, status, says("yes"))  # whether all are denied shows later
         with pytest.raises(ContextFull):
             await ask(400, error="context_length_exceeded")
         with pytest.raises(EndpointRefused, match="refuses the request"):
@@ -297,8 +303,8 @@ async def test_a_prompt_that_never_gets_a_completion_fails_alone(
     assert "EndpointRefused" in slot["error"] and "has no message" in slot["error"]
 
 
-@pytest.mark.parametrize("status", [500, 429])
-async def test_a_prompt_that_is_refused_for_now_time_and_again_fails_alone(
+@pytest.mark.parametrize("status", [500, 429, 403])
+async def test_a_prompt_that_is_refused_time_and_again_fails_alone(
     status: int, database: RunDatabase, mongod: EmbeddedMongod
 ) -> None:
     lines = [line("a"), line("b", query="moderated")]
@@ -395,3 +401,59 @@ async def test_calls_of_other_forms_are_made_and_others_are_format_errors(
     sent = [r["messages"][1] for r in served.requests if len(r["messages"]) > 2]
     ids = sorted([call["id"] for call in message["tool_calls"]] for message in sent)
     assert ids == [["c"], ["call_0_0"], ["call_0_0", "call_0_1"]]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+async def test_an_api_that_refuses_all_from_now_on_ends_the_evaluation_which_then_goes_on(
+    status: int, database: RunDatabase, mongod: EmbeddedMongod
+) -> None:
+    """The list of models is served all the while: it tells nothing."""
+    answered = 2
+
+    def reply(body: dict[str, Any]) -> dict[str, Any] | int:
+        asks = len(served.requests) <= answered or mended
+        return says("<answer>46</answer>") if asks else status
+
+    mended, tasks = False, [line(f"{n}") for n in range(6)]
+    flags = ("--startup_timeout", "2", "--max_concurrent_samples_per_process", "2")
+    async with api(reply) as served:
+        with pytest.raises(WaitedLongEnough) as ended:
+            await evaluated(database, mongod, served, tasks, *flags)
+        waited = "waited 2 s: " if status == 500 else ""
+        told = f"{waited}the endpoint {served.url} gives no answer of model big: "
+        assert str(ended.value).startswith(told) and str(status) in str(ended.value)
+        assert len(served.requests) < 30
+        slots = [slot for task in await database.tasks.find().to_list() for slot in task["slots"]]
+        assert sorted(slot["status"] for slot in slots) == ["completed"] * 2 + ["pending"] * 4
+        assert all(slot["failures"] == 0 for slot in slots)
+        assert await database.outages.find_one() is None, "nobody waits any more"
+        mended = True
+        served.requests.clear()
+        records = await evaluated(database, mongod, served, tasks, *flags)
+    assert len(served.requests) == 4, "what was answered stays"
+    assert [record.score for record in records] == [1.0] * 6
+
+
+async def test_an_api_that_cannot_answer_yet_is_waited_for_at_the_start() -> None:
+    replies: list[int] = [500] * 100
+    told: list[str] = []
+    async with api(lambda body: replies.pop() if replies else says("yes")) as served:
+        with pytest.raises(ConfigError, match=r"--endpoint: .* Error code: 500"):
+            await asyncio.to_thread(check_endpoint, model_of(served), 4.0, told.append)
+        assert len(served.requests) < 15
+        [line] = told
+        assert line.startswith(f"--endpoint is waited for, 4 s at most: the endpoint {served.url}")
+        del replies[5:]  # more than the first look takes
+        await asyncio.to_thread(check_endpoint, model_of(served), 60.0, told.append)
+        assert len(told) == 2 and not replies
+
+
+async def test_an_api_that_never_answers_is_told_at_the_start() -> None:
+    async with api(lambda body: None) as served:
+        patient = model_of(served).model_copy(update={"timeout": 600})
+        try:
+            with pytest.raises(ConfigError, match="APITimeoutError"):
+                async with asyncio.timeout(60):
+                    await asyncio.to_thread(check_endpoint, patient, 1.0, print)
+        finally:
+            served.released.set()

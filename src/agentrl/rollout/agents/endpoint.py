@@ -24,7 +24,6 @@ from agentrl.databases.documents import (
 )
 from agentrl.databases.records import RecordLedger, turn_id
 from agentrl.databases.tasks import Claim
-from agentrl.failures import InfrastructureFailure
 from agentrl.inference.pool import ServicePool
 from agentrl.rollout.agents.agent_registry import find_agent
 from agentrl.rollout.agents.answers import extract_answer
@@ -37,7 +36,7 @@ from agentrl.rollout.agents.tool_sampler import MCPResources, ToolSampler
 from agentrl.rollout.agents.turn_status import format_error, turn_status
 from agentrl.rollout.chat import ChatRenderer, Message
 from agentrl.rollout.llm.completion import EndpointCall, EndpointTurn
-from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull
+from agentrl.rollout.llm.endpoint import ChatEndpoint, ContextFull, EndpointUnreachable
 from agentrl.rollout.llm.models import AgentModel
 from agentrl.rollout.scorers import Scorers
 from agentrl.rollout.tool_calls import Call, MalformedCall
@@ -149,7 +148,10 @@ class EndpointSampler(ToolSampler):
             return _identified(turn, self.record.n_turns)
         except ContextFull:
             return StopReason.MAX_PROMPT_TOKENS
-        except InfrastructureFailure as outage:
+        except EndpointUnreachable as outage:
+            # Whoever evaluates is told: the key cannot be used, or nobody mends the outage.
+            patience_s = self.resources.config.sampling.startup_timeout
+            outage.sampler_waits_s = 0.0 if outage.denied else patience_s
             self.meet_outage(outage)
             raise
 

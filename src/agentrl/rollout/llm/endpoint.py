@@ -9,10 +9,12 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from agentrl.failures import InfrastructureFailure, Need
+from agentrl.failures import Foreseen, InfrastructureFailure, Need
+from agentrl.foreign_text import one_line
 from agentrl.rollout.llm.client import open_client
 from agentrl.rollout.llm.completion import EndpointTurn, NoTurn, read_turn
 from agentrl.rollout.llm.models import AgentModel
@@ -26,7 +28,7 @@ Message = Mapping[str, Any]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _FOR_NOW = frozenset({408, 409, 425, 429})  # and all from 500
-_KEY = frozenset({401, 403, 404})  # the key, or the model's name
+_DENIED = frozenset({401, 403, 404})  # the key, or the model's name: if others are denied too
 _OF_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _CONTEXT_FULL = ("context_length", "context length", "maximum context", "too long", "max_model_len")
 _SHOWN = 300
@@ -38,14 +40,16 @@ _ANOTHER, _OF_ANOTHER = ({"role": "user", "content": "Hello"},), 16  # a request
 class EndpointUnreachable(InfrastructureFailure):
     """The API does not answer, refuses every request for now, or refuses our key.
 
-    `for_now`: whether it answers that it cannot serve now.
+    `for_now`: whether it answers that it cannot serve now. `denied`: whether it refuses our key or
+    the model's name.
     """
 
     need = Need.SAMPLING
     for_now = False
+    denied = False
 
 
-class EndpointRefused(ValueError):
+class EndpointRefused(Foreseen, ValueError):
     """The API refuses the request itself, or never answers it with a chat completion (5xx, 429, a
     time-out, a body that is none) though it answers others. The message is one sentence."""
 
@@ -102,7 +106,8 @@ class ChatEndpoint:
         """
         from openai import APIStatusError, OpenAIError
 
-        given: dict[str, Any] = {"model": model or self.model.model}
+        name = model or self.model.model
+        given: dict[str, Any] = {"model": name}
         if tools:
             given["tools"] = list(tools)
         if stop:
@@ -120,9 +125,9 @@ class ChatEndpoint:
                 self._answered = time.monotonic()
                 return turn
             except APIStatusError as error:
-                if not _is_for_now(error):
-                    if self._takes_other_limit(error):
-                        continue
+                if self._takes_other_limit(error):
+                    continue
+                if not await self._is_for_now(error, name):
                     raise self._refusal(error) from None
                 failure: Exception = error
                 pause_s = max(pause_s, _asked_pause(error))
@@ -133,30 +138,32 @@ class ChatEndpoint:
             # An overloaded API answers others now and then: it gets the whole patience.
             counted += not _is_overload(failure)
             many = not _is_overload(failure) and counted % _MOST_FAILURES == 0
-            if (late or many) and await self._answers_others(given["model"], asked):
+            if (late or many) and await self._answers_others(name, asked):
                 raise EndpointRefused(
                     f"{self._name} answers others, but this request {failures} "
                     f"time{'s' * (failures > 1)} with {_one_line(failure)}"
                 ) from None
             if late:
-                raise self._unreachable(failure) from None
+                raise self._unreachable(failure, name) from None
             log.info("%s: %s; asked again in %.1f s", self._name, _one_line(failure), pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
-    async def check(self) -> None:
-        """Raise `EndpointUnreachable` unless the API answers, with whatever models it lists."""
-        from openai import APIStatusError, OpenAIError
+    async def check(self, model: str | None = None) -> None:
+        """Raise `EndpointUnreachable` unless the API answers a short request to the model.
 
-        assert self._client is not None
-        try:
-            await self._client.models.list()
-        except APIStatusError as error:
-            # An API need not have the list.
-            if (_is_for_now(error) and error.status_code != 500) or error.status_code in (401, 403):
-                raise self._unreachable(error) from None
-        except OpenAIError as error:
-            raise self._unreachable(error) from None
+        Its list of models would not tell: it is served without a valid key, or while the model is
+        away. A refusal of this request alone is an answer.
+        """
+        from openai import APIStatusError
+
+        name = model or self.model.model
+        failure = await self._failure_of_another(name)
+        refuses = isinstance(failure, APIStatusError) and not (
+            _says_for_now(failure) or failure.status_code in _DENIED
+        )
+        if failure is not None and not refuses:
+            raise self._unreachable(failure, name) from None
 
     @property
     def _name(self) -> str:
@@ -182,15 +189,36 @@ class ChatEndpoint:
 
     async def _answers_others(self, model: str, since: float) -> bool:
         """Whether another request is answered, or was since the time `since`."""
-        from openai import OpenAIError
+        return self._answered >= since or await self._failure_of_another(model) is None
 
-        if self._answered < since:
+    async def _failure_of_another(self, model: str) -> Exception | None:
+        """Why another request, a short one, is not answered now; None if it is."""
+        from openai import APIStatusError, OpenAIError
+
+        while True:
             try:
                 read_turn(await self._ask(_ANOTHER, _OF_ANOTHER, {"model": model}))
-            except (OpenAIError, NoTurn):
-                return False
-            self._answered = time.monotonic()
-        return True
+            except APIStatusError as error:
+                if not self._takes_other_limit(error):
+                    return error
+            except (OpenAIError, NoTurn) as error:
+                return error
+            else:
+                self._answered = time.monotonic()
+                return None
+
+    async def _is_for_now(self, error: "APIStatusError", model: str) -> bool:
+        """Whether the request is repeated: the API cannot serve it now, or denies it and does not
+        tell now whether it denies all. Raises `EndpointUnreachable` if it denies all."""
+        from openai import APIStatusError
+
+        if error.status_code not in _DENIED:
+            return _says_for_now(error)
+        # A moderated prompt may be denied too: what counts is whether others are.
+        failure = await self._failure_of_another(model)
+        if isinstance(failure, APIStatusError) and failure.status_code in _DENIED:
+            raise self._unreachable(failure, model) from None
+        return failure is not None
 
     def _takes_other_limit(self, error: "APIStatusError") -> bool:
         """Whether the request may be repeated with the other name of the limit."""
@@ -199,27 +227,27 @@ class ChatEndpoint:
             return True
         return False
 
-    def _refusal(self, error: "APIStatusError") -> Exception:
-        if error.status_code in _KEY:
-            return self._unreachable(error)
+    def _refusal(self, error: "APIStatusError") -> EndpointRefused:
         told = _one_line(error)
         if any(words in told.lower() for words in _CONTEXT_FULL):
             return ContextFull(told)
         return EndpointRefused(f"{self._name} refuses the request: {told}")
 
-    def _unreachable(self, error: Exception) -> EndpointUnreachable:
+    def _unreachable(self, error: Exception, model: str) -> EndpointUnreachable:
         from openai import APIStatusError
 
         unreachable = EndpointUnreachable(
-            f"{self._name} gives no answer of model {self.model.model}: {_one_line(error)}",
+            f"{self._name} gives no answer of model {model}: {_one_line(error)}",
             dependency=self._name,
-            probe=self.check,
+            probe=partial(self.check, model),
         )
-        unreachable.for_now = isinstance(error, APIStatusError) and _is_for_now(error)
+        if isinstance(error, APIStatusError):
+            unreachable.for_now = _says_for_now(error)
+            unreachable.denied = error.status_code in _DENIED
         return unreachable
 
 
-def _is_for_now(error: "APIStatusError") -> bool:
+def _says_for_now(error: "APIStatusError") -> bool:
     return error.status_code in _FOR_NOW or error.status_code >= 500
 
 
@@ -238,4 +266,4 @@ def _asked_pause(error: "APIStatusError") -> float:
 
 
 def _one_line(error: Exception) -> str:
-    return f"{type(error).__name__.lstrip('_')}: {' '.join(str(error).split())[:_SHOWN]}"
+    return f"{type(error).__name__.lstrip('_')}: {one_line(str(error))[:_SHOWN]}"

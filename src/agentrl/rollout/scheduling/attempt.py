@@ -32,8 +32,8 @@ from agentrl.databases.scorings import ScoringLedger
 from agentrl.databases.storable import brief
 from agentrl.databases.tasks import Claim, LeaseLost, TaskLedger
 from agentrl.databases.transitions import TransitionRefused
-from agentrl.failures import InfrastructureFailure
-from agentrl.foreign_text import error_line, text_of
+from agentrl.failures import Foreseen, InfrastructureFailure
+from agentrl.foreign_text import error_line, one_line, text_of
 from agentrl.rollout.agents.agent_registry import may_score_itself
 from agentrl.rollout.agents.base import AsyncSampler
 from agentrl.rollout.agents.process import AgentUnavailable
@@ -67,7 +67,7 @@ class _Left(Exception):
     """The attempt is left as it is, for the process that comes in the place of this one."""
 
 
-class _OutOfTime(Exception):
+class _OutOfTime(Foreseen):
     """A step took longer than `--record_timeout`."""
 
 
@@ -155,7 +155,7 @@ class Attempt:
                 await self._hand_back(f"{HANDED_BACK}{text_of(error)}", Failure.INFRASTRUCTURE)
                 return None
             message = _describe(error)
-            log.warning("%s failed: %s", self.claim.record_id, message, exc_info=error)
+            _warn(f"{self.claim.record_id} failed", message, error)
             self._count(AttemptEvent.FAILED)
             outage = isinstance(error, InfrastructureFailure)
             await self._end_failed(message, Failure.INFRASTRUCTURE if outage else Failure.CODE)
@@ -280,7 +280,7 @@ class Attempt:
 
     async def _fail_scoring(self, record: Record, error: Exception) -> Task | None:
         message = _describe(error)
-        log.warning("%s cannot be scored: %s", record.id, message, exc_info=error)
+        _warn(f"{record.id} cannot be scored", message, error)
         self._count(AttemptEvent.SCORING_FAILED)
         if self.scorings.limit.last_try(self.claim.scoring_failures):
             return await self._quarantine(record, message)
@@ -368,10 +368,18 @@ class Attempt:
             self._step.cancel()
 
 
+def _warn(what: str, message: str, error: Exception) -> None:
+    """Log an error in one line, and with its traceback unless it was foreseen."""
+    traced = None if isinstance(error, Foreseen) else error
+    log.warning("%s: %s", what, one_line(message), exc_info=traced)
+
+
 def _describe(error: Exception) -> str:
-    """An error as a Record stores it: exception, message and place of origin."""
+    """An error as a Record stores it: exception, message and place of origin unless foreseen."""
     if isinstance(error, _OutOfTime):
         return f"TimeoutError: {error}"
+    if isinstance(error, Foreseen):
+        return brief(error_line(error))
     where = list(traceback.walk_tb(error.__traceback__))
     if not where:
         return brief(error_line(error))

@@ -12,6 +12,7 @@ of another task closes it, and an attempt may try from time to time.
 Times are seconds of a monotonic clock. `breakers.py` runs probes and decides about claims.
 """
 
+import math
 from dataclasses import dataclass, field
 
 from agentrl.databases.task_choice import NO_TASKS, TaskChoice
@@ -29,7 +30,7 @@ class Breaker:
     """The breaker of one dependency.
 
     `needed_by`: the tasks that need it, as far as known. `error`: the last error. `since`: when it
-    opened; None while it is closed.
+    opened; None while it is closed. `sampler_waits_s`: see `InfrastructureFailure`.
     """
 
     dependency: str
@@ -38,6 +39,7 @@ class Breaker:
     probe: Probe | None = None
     since: float | None = None
     probe_repeats: bool = False  # see `InfrastructureFailure`
+    sampler_waits_s: float = math.inf
     next_try: float = 0.0
     n_successes: int = 0  # of attempts that needed it
     _next_attempt: float = 0.0  # earliest attempt beside a probe that repeats one task's request
@@ -48,6 +50,10 @@ class Breaker:
     def is_open(self) -> bool:
         """Whether tasks that need it are held back."""
         return self.since is not None
+
+    def spent(self, now: float) -> bool:
+        """Whether it was waited for long enough."""
+        return self.since is not None and now - self.since >= self.sampler_waits_s
 
     def lets_try(self, now: float) -> bool:
         """Whether one attempt may try the dependency, because no probe can tell its state."""
@@ -69,6 +75,7 @@ class Breaker:
         if failure.probe is not None:
             self.probe, self.probe_repeats = failure.probe, failure.probe_repeats
         self.needed_by |= needed_by
+        self.sampler_waits_s = failure.sampler_waits_s
         self._in_a_row.add(task)
         if self.probe is None or len(self._in_a_row) >= TASKS_IN_A_ROW:
             self.open(now)

@@ -23,7 +23,7 @@ from agentrl.databases.storable import brief
 from agentrl.databases.task_choice import ALL_TASKS, NO_TASKS, TaskChoice
 from agentrl.databases.tasks import Claim
 from agentrl.failures import InfrastructureFailure, Need
-from agentrl.foreign_text import text_of
+from agentrl.foreign_text import one_line, text_of
 from agentrl.rollout.scheduling.breaker import Breaker
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 _PROBE_S = 300.0  # the longest time of a probe; most probes have their own timeout
 _TICK_S = 1.0
 _MOMENT_S = 1.0  # shorter outages are not reported
+
+
+class WaitedLongEnough(RuntimeError):
+    """The sampler ends, because a dependency is still away. The message is a sentence."""
 
 
 class Breakers:
@@ -138,7 +142,7 @@ class Breakers:
     async def run(self, database: RunDatabase, sampler: str) -> None:
         """Report open breakers to the database, and call `freed` when an attempt may try one.
 
-        Runs until it is cancelled.
+        Runs until it is cancelled, or raises `WaitedLongEnough`.
         """
         reported = False
         try:
@@ -157,6 +161,11 @@ class Breakers:
                     with suppress(PyMongoError):  # the next report repeats it
                         await outages.report(database, sampler, waits)
                         reported = bool(waits)
+                spent = next((breaker for breaker in self.open if breaker.spent(now)), None)
+                if spent is not None:
+                    with suppress(PyMongoError):
+                        await outages.report(database, sampler, [])  # nobody waits any more
+                    raise WaitedLongEnough(_given_up(spent, now))
         finally:
             self._ended = True
             for probe in self._probes.values():
@@ -220,3 +229,10 @@ class Breakers:
         for name in sorted(self._told - names):
             log.warning("%s answers again", name)
         self._told = names
+
+
+def _given_up(breaker: Breaker, now: float) -> str:
+    assert breaker.since is not None
+    waited = f"waited {now - breaker.since:.0f} s: " if breaker.sampler_waits_s else ""
+    error = breaker.error.removeprefix(f"{breaker.dependency} ")
+    return f"{waited}{breaker.dependency} {one_line(error)}"

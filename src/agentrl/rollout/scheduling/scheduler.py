@@ -147,8 +147,9 @@ class SamplingScheduler:
     async def run(self) -> None:
         """Sample until the run is finished or `stop` is called.
 
-        Raises `RunHopeless` if the trainer gave the run up, `ConfigError` if a user's function in a
-        flag fails, the reason if an agent cannot be started, and errors in keeping the leases.
+        Raises `WaitedLongEnough` if a dependency stays away, `RunHopeless` if the trainer gave the
+        run up, `ConfigError` if a user's function in a flag fails, the reason if an agent cannot be
+        started, and errors in keeping the leases.
         """
         async with self._observer.changes() as changes:
             # These tasks end only with an error.
