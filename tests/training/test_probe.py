@@ -20,6 +20,7 @@ from transformers import (
     Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
+    ModernBertDecoderConfig,
     NemotronConfig,
     OPTConfig,
     Phi3Config,
@@ -237,6 +238,20 @@ def test_a_model_that_sees_later_tokens_is_refused() -> None:
     assert "depend on later tokens" in verdict.sentence
 
 
+def test_a_model_whose_last_attention_is_not_that_of_the_last_number_is_no_tree() -> None:
+    model = prepared(LlamaConfig(**SIZES))
+    for layer, number in zip(model.model.layers, (1, 0), strict=True):
+        layer.self_attn.layer_idx = number
+    verdict = probed(model)
+    assert verdict.form is PADDED
+    assert "not as tree with agentrl_tree: logprobs differ" in verdict.sentence
+
+
+def share(verdict: Verdict) -> float:
+    """By how much of their norm gradients differ, as the verdict says."""
+    return float(verdict.sentence.rpartition("gradients by ")[2].partition(" of")[0])
+
+
 def test_a_model_with_a_wrong_gradient_is_refused_although_its_logprobs_are_right() -> None:
     model = prepared(LlamaConfig(**SIZES))
 
@@ -246,7 +261,7 @@ def test_a_model_with_a_wrong_gradient_is_refused_although_its_logprobs_are_righ
     model.model.layers[1].mlp.register_forward_hook(detach)
     verdict = probed(model)
     assert verdict.difference is None
-    assert "gradients by 1 of their norm" in verdict.sentence, "of the weights that get none"
+    assert share(verdict) > 0.95, "of the weights that get none"
 
 
 def test_a_small_error_of_a_gradient_is_refused_in_its_true_size() -> None:
@@ -258,8 +273,7 @@ def test_a_small_error_of_a_gradient_is_refused_in_its_true_size() -> None:
     model.model.layers[-1].mlp.register_forward_hook(weaken)
     verdict = probed(model)
     assert verdict.difference is None
-    share = float(verdict.sentence.rpartition("gradients by ")[2].partition(" of")[0])
-    assert 0.08 < share < 0.2
+    assert 0.08 < share(verdict) < 0.2
 
 
 def test_random_parts_of_a_model_that_have_no_known_name_are_refused() -> None:
@@ -306,6 +320,12 @@ def test_an_attention_that_the_user_names_is_refused_with_numbers_if_it_is_wrong
     model.set_attn_implementation("half_the_scale")
     with pytest.raises(ConfigError, match=r"with half_the_scale: logprobs differ by [0-9.]+ nats"):
         Learner(model, mesh(), LearnerConfig(COMPUTE, model=wanted), 1)
+
+
+def test_a_head_that_is_not_behind_the_base_model_is_refused_in_a_sentence() -> None:
+    verdict = probed(prepared(ModernBertDecoderConfig(**SIZES)))
+    assert verdict.difference is None
+    assert "does not compute logits from given hidden states" in verdict.sentence
 
 
 def test_bert_which_shares_its_embeddings_with_its_head_across_units_is_refused() -> None:

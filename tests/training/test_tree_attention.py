@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from agentrl.training.attention import AllGather, TreeLayout, tree_attention
+from agentrl.training.attention.blocks import SMALLEST, blocks
 from agentrl.training.attention.flash import FlashKernel, cuda_flash_kernel
 from agentrl.training.attention.flex import flex_tree_attention
 from agentrl.training.parallel import make_mesh
@@ -101,6 +102,49 @@ def test_pairs_and_visibility_are_those_of_the_mask(layout: TreeLayout) -> None:
     until = torch.from_numpy(layout.visible_until)
     assert torch.equal(mask, (token <= token[:, None]) & (token[:, None] < until))
     assert layout.positions.tolist() == (mask.sum(1) - 1).tolist()
+
+
+@st.composite
+def long_forests(draw: st.DrawFn) -> TreeLayout:
+    """Nodes that the CPU kernel divides, of equal and of other lengths, and some of the queries."""
+    lengths = [draw(st.sampled_from([63, 64, 65, 128, 200, 257])) for _ in range(3)]
+    layout = TreeLayout(draw(st.sampled_from([[-1, 0, 0], [-1, -1, -1], [-1, 0, 1]])), lengths)
+    start = draw(st.integers(0, layout.n_tokens - 1))
+    return layout.restrict(start, draw(st.integers(start + 1, layout.n_tokens)))
+
+
+@given(long_forests())
+@settings(deadline=None, max_examples=5)
+def test_divided_nodes_are_exact(layout: TreeLayout) -> None:
+    assert_exact(layout)
+
+
+@given(long_forests())
+@settings(deadline=None, max_examples=20)
+def test_blocks_hold_each_pair_once_and_a_causal_one_of_each_query_first(
+    layout: TreeLayout,
+) -> None:
+    seen = torch.zeros(layout.n_queries, layout.n_tokens, dtype=torch.int64)
+    for block in blocks(layout):
+        assert not block.causal or block.queries <= SMALLEST
+        for offset in range(0, block.count * block.stride, block.stride):
+            queries = slice(block.query + offset, block.query + offset + block.queries)
+            keys = slice(block.key + offset, block.key + offset + block.keys)
+            assert block.causal or (seen[queries].sum(1) > 0).all()
+            pairs = torch.ones_like(seen[queries, keys])
+            seen[queries, keys] += pairs.tril() if block.causal else pairs
+    assert torch.equal(seen, dense_mask(layout).long())
+
+
+def test_squares_of_one_size_are_one_call() -> None:
+    found = [(b.causal, b.count, b.queries, b.keys) for b in blocks(TreeLayout([-1], [1024]))]
+    assert found == [
+        (True, 16, 64, 64),
+        (False, 1, 512, 512),
+        (False, 2, 256, 256),
+        (False, 4, 128, 128),
+        (False, 8, 64, 64),
+    ]
 
 
 @pytest.mark.parametrize("width", [1, 5, 64, 80, 256])

@@ -1,6 +1,7 @@
 """Models that attend over trees compute there what they compute on sequences."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from transformers import (
 )
 
 from agentrl.databases.token_tree import TokenTree
-from agentrl.training.attention import has_tree_attention, use_tree_attention
+from agentrl.training.attention import has_tree_attention, tree_attention, use_tree_attention
 from agentrl.training.data.batch import MicroBatch, collate_forest
 from agentrl.training.data.sequences import TrainingSequence
 from agentrl.training.model.logprobs import attach_logprobs, token_logprobs
@@ -102,6 +103,22 @@ def test_a_model_that_can_gives_on_a_tree_what_it_gives_on_sequences(name: str) 
     torch.testing.assert_close(
         logprobs_of(model, batch), plain_logprobs(model), atol=2e-5, rtol=1e-4
     )
+
+
+def test_the_last_layer_does_not_attend_for_tokens_before_the_first_prediction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queries = []
+
+    def recording(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *args: Any) -> torch.Tensor:
+        queries.append(q.shape[2])
+        return tree_attention(q, k, v, *args)
+
+    monkeypatch.setattr("agentrl.training.attention.models.tree_attention", recording)
+    batch = collate_forest(sequences(), [0, 1, 2])
+    token_logprobs(make(TREES["qwen3"]()), batch, 64)
+    tokens = batch.input_ids.shape[1]
+    assert queries == [tokens, tokens - 37]  # the token at 37 predicts the first that is trained
 
 
 def test_a_window_that_the_configuration_hides_is_refused_in_the_forward_pass() -> None:

@@ -4,6 +4,7 @@ layout       positions of nodes, and the attention calls that they need; pure
 tree         `tree_attention`, the entry
 nodewise     the autograd function and the interface of kernels
 cpu, flash   the kernels of CPU and CUDA
+blocks       the calls as the CPU's kernel takes them with little waste; pure
 flex         FlexAttention, for CUDA in float32
 prefix_keys  the context of a forward pass; keys and values of a shared prefix
 shared       context parallelism

@@ -1,14 +1,15 @@
-"""Node-wise attention on the CPU with aten's flash kernel, which returns its log-sum-exp.
+"""Attention on the CPU, block by block, with aten's flash kernel, which returns its log-sum-exp.
 
 The operators are private to PyTorch (`scaled_dot_product_attention` uses them for CPU tensors), and
-the requirements pin its version. They accept grouped-query heads and any strides, so that nodes are
-views and only results are copied.
+the requirements pin its version. They accept grouped-query heads and any strides, so that blocks
+are views and only results are copied.
 """
 
 import torch
 from torch import Tensor
 
-from agentrl.training.attention.layout import NodeRun, TreeLayout
+from agentrl.training.attention.blocks import Block, blocks
+from agentrl.training.attention.layout import TreeLayout
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -23,21 +24,18 @@ class CpuKernel:
         """See `NodeKernel`."""
         out = _token_major(q, _sum_dtype(q))
         lse = _token_major(q[..., :1], _sum_dtype(q))[..., 0]
-        for run in layout.runs:
+        for block in blocks(layout):
             o, part = _forward(
-                _queries(q, run), _keys(k, run), _keys(v, run), 0.0, True, scale=scale
+                _queries(q, block), _keys(k, block), _keys(v, block), 0.0, block.causal, scale=scale
             )
-            _queries(out, run).copy_(o)
-            _queries(lse, run).copy_(part)
-        for span in layout.spans:
-            queries, keys = slice(span.query, span.query_end), slice(span.key, span.key_end)
-            o, part = _forward(
-                q[:, :, queries], k[:, :, keys], v[:, :, keys], 0.0, False, scale=scale
-            )
-            before = lse[:, :, queries]
-            weight = torch.sigmoid(part - before).unsqueeze(-1)
-            out[:, :, queries].lerp_(o.to(out.dtype), weight.to(out.dtype))
-            torch.logaddexp(before, part.to(before.dtype), out=before)
+            whole, before = _queries(out, block), _queries(lse, block)
+            if block.causal:  # the first of its queries
+                whole.copy_(o)
+                before.copy_(part)
+            else:
+                weight = torch.sigmoid(part - before).unsqueeze(-1)
+                whole.lerp_(o.to(out.dtype), weight.to(out.dtype))
+                torch.logaddexp(before, part.to(before.dtype), out=before)
         return out.to(q.dtype), lse
 
     def backward(
@@ -59,23 +57,17 @@ class CpuKernel:
         if layout.n_queries < layout.n_tokens:  # keys that no run writes
             dk.zero_()
             dv.zero_()
-        for run in layout.runs:
+        for block in blocks(layout):
             gradients = _backward(
-                _queries(grad, run), _queries(q, run), _keys(k, run), _keys(v, run),
-                _queries(out, run), _queries(lse, run), 0.0, True, scale=scale,
+                _queries(grad, block), _queries(q, block), _keys(k, block), _keys(v, block),
+                _queries(out, block), _queries(lse, block), 0.0, block.causal, scale=scale,
             )  # fmt: skip
-            _queries(dq, run).copy_(gradients[0])
-            _keys(dk, run).copy_(gradients[1])
-            _keys(dv, run).copy_(gradients[2])
-        for span in layout.spans:
-            queries, keys = slice(span.query, span.query_end), slice(span.key, span.key_end)
-            gradients = _backward(
-                grad[:, :, queries], q[:, :, queries], k[:, :, keys], v[:, :, keys],
-                out[:, :, queries], lse[:, :, queries], 0.0, False, scale=scale,
-            )  # fmt: skip
-            dq[:, :, queries] += gradients[0]
-            dk[:, :, keys] += gradients[1]
-            dv[:, :, keys] += gradients[2]
+            sums = _queries(dq, block), _keys(dk, block), _keys(dv, block)
+            for whole, part in zip(sums, gradients, strict=True):
+                if block.causal:
+                    whole.copy_(part)
+                else:
+                    whole += part
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
 
 
@@ -90,15 +82,19 @@ def _token_major(like: Tensor, dtype: torch.dtype) -> Tensor:
     return like.new_empty((batch, tokens, heads, width), dtype=dtype).transpose(1, 2)
 
 
-def _nodes(x: Tensor, start: int, run: NodeRun) -> Tensor:
-    """[1, H, T, ...] to a view [count, H, length, ...] of the run's nodes."""
-    line = x[0][:, start : start + run.count * run.length]
-    return torch.unflatten(line, 1, (run.count, run.length)).transpose(0, 1)
+def _parts(x: Tensor, start: int, length: int, block: Block) -> Tensor:
+    """[1, H, T, ...] to a view [count, H, length, ...] of the block's queries or keys."""
+    _, by_head, by_token, *rest = x.stride()
+    return x.as_strided(
+        (block.count, x.shape[1], length, *x.shape[3:]),
+        (block.stride * by_token, by_head, by_token, *rest),
+        x.storage_offset() + start * by_token,
+    )
 
 
-def _queries(x: Tensor, run: NodeRun) -> Tensor:
-    return _nodes(x, run.query, run)
+def _queries(x: Tensor, block: Block) -> Tensor:
+    return _parts(x, block.query, block.queries, block)
 
 
-def _keys(x: Tensor, run: NodeRun) -> Tensor:
-    return _nodes(x, run.key, run)
+def _keys(x: Tensor, block: Block) -> Tensor:
+    return _parts(x, block.key, block.keys, block)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
@@ -41,8 +42,15 @@ def attention_forward(
         )
         return output, None
     refuse_extras(module, attention_mask, dropout, kwargs, tree)
-    key, value = tree.whole(module.layer_idx, key, value)  # type: ignore[arg-type]
-    return tree_attention(query, key, value, tree.layout, scaling).transpose(1, 2), None
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    key, value = tree.whole(layer, key, value)
+    first = tree.first_asking(layer)
+    if not first:
+        return tree_attention(query, key, value, tree.layout, scaling).transpose(1, 2), None
+    start, end = tree.layout.queries
+    asking = tree.layout.restrict(start + first, end)
+    out = tree_attention(query[:, :, first:], key, value, asking, scaling).transpose(1, 2)
+    return pad(out, (0, 0, 0, 0, first, 0)), None
 
 
 def refuse_extras(

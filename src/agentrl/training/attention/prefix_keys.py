@@ -87,6 +87,8 @@ class TreeContext:
     """The forest of one forward pass."""
 
     layout: TreeLayout  # with a prefix: of prefix and forest, with the forest as queries
+    n_layers: int  # that call `whole`
+    first_read: int = 0  # the first query whose last hidden state is read
     prefix: SharedPrefix | None = None
     is_prefix: bool = False  # whether this is the pass over the prefix
     layers: set[int] = field(default_factory=set)  # layers that have called `whole`
@@ -100,3 +102,11 @@ class TreeContext:
             self.prefix.keep(layer, key, value)
             return key, value
         return self.prefix.before(layer, key, value)
+
+    def first_asking(self, layer: int) -> int:
+        """The first query that attends in `layer`.
+
+        Behind the last attention tokens are computed one by one, as on any tree. So what nothing
+        reads needs no attention there, only its keys and values.
+        """
+        return self.first_read if layer == self.n_layers - 1 else 0

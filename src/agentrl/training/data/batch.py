@@ -41,6 +41,7 @@ class MicroBatch:
     sequence_tokens: Tensor  # [N] float32, trained tokens of the token's row
     mask: Tensor  # [N] bool, False only in a placeholder, see `placeholder`
     prefix_tokens: int = 0  # number of tokens before the line, computed by a `SharedPrefixBatch`
+    first_read: int = 0  # in [B * T]: no hidden state before it predicts anything
 
     def loss_inputs(self, logprobs: Tensor, entropy: Tensor | None) -> LossInputs:
         """The inputs of the loss [N], given the predictions' logprobs and entropy [M]."""
@@ -96,7 +97,7 @@ def collate_pass(
     layout = _layout(forest, packed.nodes, prefix_tokens, padding)
     place = np.full(len(forest.tree), -1, dtype=np.int64)
     place[tokens] = np.arange(len(tokens))
-    batch = _micro_batch(
+    return _micro_batch(
         line[None],
         layout.positions[None],
         layout,
@@ -104,8 +105,8 @@ def collate_pass(
         [sequences[sequence] for sequence in packed.sequences],
         [rows[sequence] for sequence in packed.sequences],
         device,
+        prefix_tokens,
     )
-    return replace(batch, prefix_tokens=prefix_tokens)
 
 
 def collate_prefix(
@@ -211,8 +212,12 @@ def _micro_batch(
     sequences: Sequence[TrainingSequence],
     rows: Sequence[int],
     device: torch.device | str,
+    prefix_tokens: int = 0,
 ) -> MicroBatch:
-    """`places`: the indices of each sequence's inputs in the flattened `input_ids`."""
+    """`places`: the indices of each sequence's inputs in the prefix and the flattened `input_ids`.
+
+    `prefix_tokens`: those of the prefix.
+    """
     trained = [sequence.trained for sequence in sequences]
     counts = [len(own) for own in trained]
 
@@ -246,6 +251,8 @@ def _micro_batch(
         },
         sequence_tokens=tensor(repeated([float(s.row_tokens) for s in sequences]), torch.float32),
         mask=torch.ones(sum(counts), dtype=torch.bool, device=device),
+        prefix_tokens=prefix_tokens,
+        first_read=int(sources[sources >= prefix_tokens].min()) - prefix_tokens,
     )
 
 

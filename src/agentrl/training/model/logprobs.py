@@ -86,7 +86,8 @@ def compute_prefix(model: PreTrainedModel, batch: SharedPrefixBatch) -> SharedPr
 def _prefix(
     line: SharedLine | None, model: PreTrainedModel, batch: SharedPrefixBatch, prefix: SharedPrefix
 ) -> Tensor:
-    return _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix, is_prefix=True))
+    tree = TreeContext(batch.tree, _n_layers(model), prefix=prefix, is_prefix=True)
+    return _tree_hidden(model, line, batch, tree)
 
 
 def _logprobs(
@@ -164,8 +165,14 @@ def _hidden(
         # Padded lines are causal and need no mask, and have the model's own positions.
         output = base_model(model)(input_ids=batch.input_ids, use_cache=False)
         return cast(Tensor, output.last_hidden_state).flatten(0, 1)
-    hidden = _tree_hidden(model, line, batch, TreeContext(batch.tree, prefix)).flatten(0, 1)
+    tree = TreeContext(batch.tree, _n_layers(model), batch.first_read, prefix)
+    hidden = _tree_hidden(model, line, batch, tree).flatten(0, 1)
     return hidden if prefix is None else prefix.before_hidden(hidden)
+
+
+def _n_layers(model: PreTrainedModel) -> int:
+    layers: int = model.config.get_text_config().num_hidden_layers
+    return layers
 
 
 def _tree_hidden(
@@ -186,6 +193,6 @@ def _tree_hidden(
     output = base_model(model)(
         input_ids=input_ids, position_ids=position_ids, use_cache=False, tree=tree, **shared
     )
-    if len(tree.layers) != model.config.get_text_config().num_hidden_layers:
+    if len(tree.layers) != tree.n_layers:
         raise ValueError("the model did not pass the tree on to the attention of every layer")
     return cast(Tensor, output.last_hidden_state)

@@ -46,13 +46,18 @@ class OwnHead(nn.Module):
         return weight
 
     def forward(self, hidden_NH: Tensor) -> Tensor:
-        """The logits [N, V]; under tensor parallelism a slice of the vocabulary."""
+        """The logits [N, V]; under tensor parallelism a slice of the vocabulary.
+
+        Raises `ValueError` if the model is not built so.
+        """
         (model,) = self._model
         ids = hidden_NH.new_zeros((1, len(hidden_NH)), dtype=torch.int64)
         with _answering(model, hidden_NH[None]):
             # Not called as a module: the hooks of the root have run around the caller.
-            logits: Tensor = model.forward(input_ids=ids, use_cache=False).logits
-        return logits[0]
+            logits = model.forward(input_ids=ids, use_cache=False).logits
+        if not isinstance(logits, Tensor):
+            raise ValueError("its head does not compute logits from given hidden states")
+        return logits.squeeze(0)  # an index would copy the gradient
 
 
 def base_model(model: PreTrainedModel) -> nn.Module:

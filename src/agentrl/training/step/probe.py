@@ -41,6 +41,7 @@ from agentrl.training.parallel.agreement import process_lost
 from agentrl.training.step.schedule import Schedule, forget_passes, make_schedule, run_schedule
 
 PREFIX, BRANCHES, SHORT = 40, (24, 20, 16), 12  # tokens of three siblings, and of another row
+PROMPT = 4  # tokens of each row before those that it trains
 _CHUNK = 64  # tokens whose logits exist at once, fewer than there are
 
 
@@ -205,11 +206,11 @@ class _Probe:
         self._model.eval()
         found: list[Tensor] = []
         for row, weights in zip(self._rows, self._weights.split(self._counts), strict=True):
-            logprobs = self._own(row, 0)[0]
+            logprobs = self._own(row, 0)[0, PROMPT - 1 :]
             if self._trains:
                 (logprobs * weights).sum().backward()
             found.append(logprobs.detach())
-        shared = torch.stack([logprobs[: PREFIX - 1] for logprobs in found[: len(BRANCHES)]])
+        shared = torch.stack([logprobs[: PREFIX - PROMPT] for logprobs in found[: len(BRANCHES)]])
         nats = self._largest(shared - shared[:1])
         if not nats <= self._tolerance.nats:
             raise Unfit(f"its logprobs depend on later tokens, by {nats:.2g} nats")
@@ -340,9 +341,10 @@ def _rows(vocabulary: int) -> list[TrainingSequence]:
 
 
 def _row(ids: NDArray[np.int64]) -> TrainingSequence:
-    """A row that trains all of its tokens but the first."""
-    mask = np.ones(len(ids), dtype=np.bool_)
-    mask[0] = False
+    """A row that trains all of its tokens but those of its prompt."""
+    mask = np.arange(len(ids)) >= PROMPT
     return TrainingSequence(
-        TokenTree.line(ids, mask=mask, advantages=1.0), temperature=1.0, row_tokens=len(ids) - 1
+        TokenTree.line(ids, mask=mask, advantages=1.0),
+        temperature=1.0,
+        row_tokens=len(ids) - PROMPT,
     )
