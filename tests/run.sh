@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/../scripts/setup.sh" dev
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # More workers than cores, because tests wait for processes that start and leases that end.
 cores=$(env -u OMP_NUM_THREADS nproc)
-workers=$((cores < 4 ? cores + 1 : 4))
+workers=$((cores < 3 ? cores + 2 : 4))
 # One thread a process: tests start several, and thread pools on few cores only get in their way.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 # Compiled modules are kept, also where the environment says otherwise: each worker would rewrite the

@@ -246,6 +246,7 @@ class RefusingApi(BaseHTTPRequestHandler):
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_a_refused_key_ends_the_command_in_one_sentence_and_the_same_one_goes_on(
     tmp_path: Path,
 ) -> None:
