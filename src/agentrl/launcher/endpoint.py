@@ -46,18 +46,28 @@ def endpoint_of(own: Namespace, config: Config) -> AgentModel | None:
     )
 
 
-def check_endpoint(model: AgentModel, patience_s: float, say: Say) -> None:
-    """Ask the endpoint for a few tokens, for up to `patience_s` seconds if it cannot answer now.
+def look_at_endpoint(model: AgentModel, timeout_s: float) -> str | None:
+    """Ask the endpoint for a few tokens; returns a sentence if it cannot answer now.
+
+    `timeout_s`: of a request at most. Raises `ConfigError` if it does not answer, or refuses our
+    key or the model's name.
+    """
+    try:
+        asyncio.run(_ask(_limited(model, timeout_s), _PATIENCE_S))
+    except (EndpointUnreachable, EndpointRefused) as error:
+        if isinstance(error, EndpointUnreachable) and error.for_now:
+            return f"--endpoint is waited for when it is needed: {error}"
+        raise ConfigError(f"--endpoint: {error}") from None
+    return None
+
+
+async def await_endpoint(model: AgentModel, patience_s: float, say: Say) -> None:
+    """Wait until the endpoint answers, for up to `patience_s` seconds if it cannot answer now.
 
     No request takes longer either. `say`: called with a sentence before it waits. Raises
     `ConfigError` if it does not answer, or refuses our key or the model's name.
     """
-    timeout = min(model.timeout, patience_s)
-    asyncio.run(_check(model.model_copy(update={"timeout": timeout}), patience_s, say))
-
-
-async def _check(model: AgentModel, patience_s: float, say: Say) -> None:
-    first_s = min(_PATIENCE_S, patience_s)
+    model, first_s = _limited(model, patience_s), min(_PATIENCE_S, patience_s)
     try:
         try:
             await _ask(model, first_s)
@@ -68,6 +78,10 @@ async def _check(model: AgentModel, patience_s: float, say: Say) -> None:
             await _ask(model, patience_s - first_s)
     except (EndpointUnreachable, EndpointRefused) as error:
         raise ConfigError(f"--endpoint: {error}") from None
+
+
+def _limited(model: AgentModel, timeout_s: float) -> AgentModel:
+    return model.model_copy(update={"timeout": min(model.timeout, timeout_s)})
 
 
 async def _ask(model: AgentModel, patience_s: float) -> None:

@@ -37,7 +37,7 @@ from agentrl.launcher.comparison import (
 )
 from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import read_deployment
-from agentrl.launcher.endpoint import check_endpoint, endpoint_of
+from agentrl.launcher.endpoint import endpoint_of, look_at_endpoint
 from agentrl.launcher.evaluation import EvaluationReport, HeldOutFile, print_report, write_report
 from agentrl.launcher.evaluation_setup import set_up_of
 from agentrl.launcher.evaluations import Entrant, EvaluationFailed, Evaluations, TaskFileOf
@@ -271,7 +271,8 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     needed = 0
     for entrant in asked.entrants:
         if isinstance(entrant.model, AgentModel):
-            check_endpoint(entrant.model, config.sampling.startup_timeout, say)
+            doubt = look_at_endpoint(entrant.model, config.sampling.startup_timeout)
+            doubts += [doubt] if doubt else []
             continue
         model = check_model(str(entrant.model.folder))
         doubts += check_lengths(config, model)

@@ -27,6 +27,7 @@ from agentrl.file_digest import Digest
 from agentrl.held_port import HeldPort
 from agentrl.launcher.database import OpenDatabase, run_database
 from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
+from agentrl.launcher.endpoint import await_endpoint
 from agentrl.launcher.evaluation import (
     EvaluationReport,
     HeldOutFile,
@@ -116,6 +117,9 @@ class Evaluations:
                     reports.append(await self._report(opened.database, entrant, file, epoch))
         return reports
 
+    def _say(self, told: str) -> None:
+        print_lines(self.console, [told])
+
     async def _begin(self, database: RunDatabase, entrant: Entrant, tasks: TaskFileOf) -> int:
         return await begin_evaluation(
             database,
@@ -175,13 +179,17 @@ class Evaluations:
         self, opened: OpenDatabase, supervisor: Supervisor, held: ExitStack, entrant: Entrant
     ) -> tuple[Config, AgentModel | None]:
         """Bring services to the entrant's weights. Returns the flags for sampling from them, and
-        the endpoint if that is asked instead.
+        the endpoint if that is asked instead, once it answers.
 
-        `held`: what is held as long as they are needed.
+        `held`: what is held as long as they are needed. Raises `ConfigError` for an endpoint that
+        does not answer.
         """
         flags = [*self.flags, "--db_connection_string", opened.url]
         if isinstance(entrant.model, AgentModel):
-            return parse_config(flags), entrant.model
+            config = parse_config(flags)
+            patience_s = config.sampling.startup_timeout
+            await await_endpoint(entrant.model, patience_s, self._say)
+            return config, entrant.model
         latest = await policies.latest(opened.database)
         version = latest.version + 1 if latest else 0
         folder = parse_config(self.flags).output / "eval"

@@ -23,7 +23,7 @@ from agentrl.databases.mongod import EmbeddedMongod
 from agentrl.databases.records import RecordLedger
 from agentrl.databases.task_file import TaskLine
 from agentrl.launcher.deployment import REPOSITORY
-from agentrl.launcher.endpoint import check_endpoint
+from agentrl.launcher.endpoint import await_endpoint, look_at_endpoint
 from agentrl.launcher.evaluation import HeldOutFile
 from agentrl.launcher.evaluations import TaskFileOf, tasks_done
 from agentrl.rollout.llm import endpoint as endpoint_module
@@ -434,18 +434,27 @@ async def test_an_api_that_refuses_all_from_now_on_ends_the_evaluation_which_the
     assert [record.score for record in records] == [1.0] * 6
 
 
-async def test_an_api_that_cannot_answer_yet_is_waited_for_at_the_start() -> None:
+async def test_an_api_that_cannot_answer_yet_is_waited_for_before_its_first_task() -> None:
     replies: list[int] = [500] * 100
     told: list[str] = []
     async with api(lambda body: replies.pop() if replies else says("yes")) as served:
         with pytest.raises(ConfigError, match=r"--endpoint: .* Error code: 500"):
-            await asyncio.to_thread(check_endpoint, model_of(served), 4.0, told.append)
+            await await_endpoint(model_of(served), 4.0, told.append)
         assert len(served.requests) < 15
         [line] = told
         assert line.startswith(f"--endpoint is waited for, 4 s at most: the endpoint {served.url}")
         del replies[5:]  # more than the first look takes
-        await asyncio.to_thread(check_endpoint, model_of(served), 60.0, told.append)
+        await await_endpoint(model_of(served), 60.0, told.append)
         assert len(told) == 2 and not replies
+
+
+async def test_an_api_that_is_not_needed_is_not_waited_for() -> None:
+    """As where all is evaluated already."""
+    async with api(lambda body: 500) as served:
+        told = await asyncio.to_thread(look_at_endpoint, model_of(served), 60.0)
+        assert told is not None and told.startswith("--endpoint is waited for when it is needed: ")
+    async with api(lambda body: says("yes")) as served:
+        assert await asyncio.to_thread(look_at_endpoint, model_of(served), 60.0) is None
 
 
 async def test_an_api_that_never_answers_is_told_at_the_start() -> None:
@@ -454,6 +463,6 @@ async def test_an_api_that_never_answers_is_told_at_the_start() -> None:
         try:
             with pytest.raises(ConfigError, match="APITimeoutError"):
                 async with asyncio.timeout(60):
-                    await asyncio.to_thread(check_endpoint, patient, 1.0, print)
+                    await await_endpoint(patient, 1.0, print)
         finally:
             served.released.set()
