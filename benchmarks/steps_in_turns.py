@@ -20,7 +20,7 @@ LEARNING_RATE = 1e-5
 TOKENS_OF_LOGITS = 4096  # at once, as many as in TRL's tiles
 TOLERANCE = 1e-4  # of the largest gradient
 TOLERANCE_BF16 = 5e-2  # computed in bfloat16
-ROUNDS = 3
+ROUNDS = 5
 
 
 @dataclass(frozen=True)
