@@ -221,7 +221,7 @@ class RefusingApi(BaseHTTPRequestHandler):
     """Refuses the key after `valid_for` requests, and always what it moderates."""
 
     protocol_version = "HTTP/1.1"
-    valid_for = 3
+    valid_for = 4  # before the start, before the first task, and for two tasks
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
