@@ -2,9 +2,11 @@
 
 from agentrl.held_port import HeldPort
 
+_held: list[HeldPort] = []
+
 
 def free_port() -> int:
-    """One that nobody listens on now. Another program may take it: code of ours keeps a
-    `HeldPort`."""
-    with HeldPort() as port:
-        return port.number
+    """A port that nobody listens on. Until this process ends only a server that is told the port
+    can have it: else a connection of some other test might, also while the server restarts."""
+    _held.append(HeldPort())
+    return _held[-1].number

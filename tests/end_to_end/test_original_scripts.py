@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pymongo
 import pytest
+from ports import free_port
 
 from agentrl.databases.mongod import EmbeddedMongod
 
@@ -28,12 +29,6 @@ AGENTS = """
 browse_agent: {models: [{api_key: k, base_url: "http://127.0.0.1:1/v1", model: m}], status: false}
 scorer_agent: {models: [{api_key: k, base_url: "http://127.0.0.1:1/v1", model: m}]}
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

@@ -62,7 +62,6 @@ def test_sampling_says_where_its_services_are_and_starts_them_there(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(fixed_weights, "read_inventory", lambda environment: described("8x80"))
-    monkeypatch.setattr(sampling_run, "count_gpus", lambda environment: 8)
     planned: list[Stack] = []
 
     def check(stack: Stack) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -36,6 +37,13 @@ def talks(file: Path, count: int = 48) -> Path:
 def sft(tmp_path: Path, *flags: str, processes: int = 1) -> subprocess.Popen[str]:
     """Start the command in `tmp_path`."""
     return start("sft", tmp_path, tmp_path / "talks.jsonl", *flags, processes=processes)
+
+
+def until(there: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not there():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_bad_input_is_one_sentence(
@@ -122,9 +130,7 @@ def test_a_signal_stops_it_after_a_step_with_a_checkpoint(tmp_path: Path) -> Non
     talks(tmp_path / "talks.jsonl")
     started = sft(tmp_path, "--max_steps", "100000")
     folder = tmp_path / "output" / "sft"
-    deadline = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
+    until((folder / "metrics.jsonl").exists)
     started.send_signal(signal.SIGTERM)
     text = said(started)
     assert "stopped after step" in text
@@ -137,9 +143,7 @@ def test_a_killed_command_takes_its_trainer_along_and_the_same_one_goes_on(tmp_p
     folder = tmp_path / "output" / "sft"
     flags = ("--max_steps", "40", "--save_steps", "10")
     started = sft(tmp_path, *flags)
-    deadline = time.monotonic() + 120
-    while not (folder / "metrics.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until((folder / "metrics.jsonl").exists)
     started.kill()
     told = started.communicate(timeout=60)[0]  # until the trainer, which has the pipe too, ended
     assert "stopped after step" in told
@@ -159,9 +163,7 @@ def test_a_killed_command_takes_its_trainer_along_and_the_same_one_goes_on(tmp_p
 def test_a_trainer_that_is_killed_is_told_with_the_way_on(tmp_path: Path) -> None:
     talks(tmp_path / "talks.jsonl")
     started = sft(tmp_path, "--max_steps", "100000", "--save_steps", "1")
-    deadline = time.monotonic() + 120
-    while not list_checkpoints(tmp_path / "output" / "sft") and time.monotonic() < deadline:
-        time.sleep(0.05)
+    until(lambda: list_checkpoints(tmp_path / "output" / "sft"))
     [trainer] = [
         process
         for process in psutil.Process(started.pid).children(recursive=True)

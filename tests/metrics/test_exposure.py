@@ -76,9 +76,7 @@ async def test_each_process_takes_the_next_free_port_and_stands_in_the_file_whil
     first = of_run.run.metrics_port
     assert first is not None
     async with AsyncExitStack() as stack:
-        with socket.socket() as taken:
-            taken.bind(("127.0.0.1", first))
-            taken.listen()
+        with socket.create_server(("127.0.0.1", first)):
             one = await stack.enter_async_context(exposed(of_run, "sampler-0", []))
         async with exposed(of_run, "trainer", [], beside={"service-0": "there:30000"}) as other:
             assert len({one, other}) == 2

@@ -33,17 +33,18 @@ SILENT_S = 60.0
 class Engine:
     """A local engine on a port that it keeps over restarts."""
 
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+    def __init__(self, model: Path, log: Path) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._log = log
         self._command = [
-            "-m", "agentrl.cli", "serve", "--model", str(folder),
-            "--port", str(self.port), "--max_running_requests", "4",
+            "-m", "agentrl.cli", "serve", "--model", str(model),
+            "--port", str(port), "--max_running_requests", "4",
         ]  # fmt: skip
         self.start()
 
     def start(self) -> None:
-        self.process = Forked(self._command, log=Path("/dev/null"))
+        self.process = Forked(self._command, log=self._log)
 
     def kill(self) -> None:
         self.process.kill()
@@ -51,8 +52,9 @@ class Engine:
 
     async def ready(self) -> None:
         async with SGLangClient(self.url) as client:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(60):
                 while not await client.ready():
+                    assert self.process.poll() is None, self._log.read_text()
                     await asyncio.sleep(0.1)
 
 
@@ -62,8 +64,11 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engines(base: Path) -> Iterator[tuple[Engine, Engine]]:
-    started = Engine(base), Engine(base)
+def engines(
+    base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Engine, Engine]]:
+    logs = tmp_path_factory.mktemp("logs")
+    started = Engine(base, logs / "first"), Engine(base, logs / "second")
     yield started
     for engine in started:
         engine.process.send_signal(signal.SIGCONT)
@@ -93,7 +98,7 @@ async def ours() -> None:
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(60):
         while not await holds():
             await asyncio.sleep(0.05)
 

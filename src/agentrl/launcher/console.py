@@ -1,11 +1,14 @@
 """Where commands print: texts of models, tools and web pages are among it."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from agentrl.foreign_text import visible
+
+Say = Callable[[str], None]
+"""Tells the user a sentence while a command goes on."""
 
 
 class TerminalConsole(Console):

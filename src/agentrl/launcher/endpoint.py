@@ -3,14 +3,12 @@
 import asyncio
 import os
 from argparse import Namespace
-from collections.abc import Callable
 
 from agentrl.configs import Config, ConfigError
 from agentrl.configs.text_checks import check_service_url
+from agentrl.launcher.console import Say
 from agentrl.rollout.llm.endpoint import ChatEndpoint, EndpointRefused, EndpointUnreachable
 from agentrl.rollout.llm.models import AgentModel
-
-Say = Callable[[str], None]
 
 _KEY_VARIABLE = "OPENAI_API_KEY"
 _PATIENCE_S = 3.0

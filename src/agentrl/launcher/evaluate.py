@@ -260,10 +260,6 @@ def _flags_of_runs(sources: Sequence[ModelSource]) -> tuple[list[Layer], list[st
 
 def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
     """Check models, tasks, services and folders; returns the task files. Raises for bad input."""
-
-    def say(told: str) -> None:
-        print_lines(console, [told])
-
     check_database(config)
     check_tools(config)
     folder = config.output / "eval"
@@ -291,7 +287,7 @@ def _check(config: Config, asked: _Asked, console: Console) -> list[TaskFileOf]:
                 "take; the agents mcp, single_turn and math can be evaluated with it"
             )
         files.append(TaskFileOf(HeldOutFile.of(Path(file)), checked.tasks))
-    check_services(config, say)
+    check_services(config, lambda told: print_lines(console, [told]))
     check_output(LOGS, 0)
     check_output(folder, needed)
     print_lines(console, list(dict.fromkeys(doubts)))

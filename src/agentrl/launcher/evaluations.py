@@ -8,7 +8,7 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -17,7 +17,8 @@ from pathlib import Path
 from rich.console import Console
 
 from agentrl.configs import Config, parse_config
-from agentrl.configs.parsing import Layer, as_words, given_values
+from agentrl.configs.flags import Value
+from agentrl.configs.parsing import config_of, given_values
 from agentrl.databases import outages, policies
 from agentrl.databases.connection import RunDatabase
 from agentrl.databases.evaluations import begin_evaluation, handed_back, open_tasks
@@ -26,7 +27,7 @@ from agentrl.databases.task_file import TaskLine
 from agentrl.file_digest import Digest
 from agentrl.held_port import HeldPort
 from agentrl.launcher.database import OpenDatabase, run_database
-from agentrl.launcher.deployment import count_gpus, read_deployment, usable_cores
+from agentrl.launcher.deployment import read_deployment, usable_cores
 from agentrl.launcher.endpoint import await_endpoint
 from agentrl.launcher.evaluation import (
     EvaluationReport,
@@ -36,7 +37,6 @@ from agentrl.launcher.evaluation import (
 )
 from agentrl.launcher.evaluation_setup import SetUp, unseen
 from agentrl.launcher.fixed_weights import await_services, fixed_services
-from agentrl.launcher.gpu_plan import ORIGIN
 from agentrl.launcher.model_source import ModelSource
 from agentrl.launcher.processes import Change, Supervisor, last_lines
 from agentrl.launcher.report import print_lines, run_arguments
@@ -117,9 +117,6 @@ class Evaluations:
                     reports.append(await self._report(opened.database, entrant, file, epoch))
         return reports
 
-    def _say(self, told: str) -> None:
-        print_lines(self.console, [told])
-
     async def _begin(self, database: RunDatabase, entrant: Entrant, tasks: TaskFileOf) -> int:
         return await begin_evaluation(
             database,
@@ -188,7 +185,9 @@ class Evaluations:
         if isinstance(entrant.model, AgentModel):
             config = parse_config(flags)
             patience_s = config.sampling.startup_timeout
-            await await_endpoint(entrant.model, patience_s, self._say)
+            await await_endpoint(
+                entrant.model, patience_s, lambda told: print_lines(self.console, [told])
+            )
             return config, entrant.model
         latest = await policies.latest(opened.database)
         version = latest.version + 1 if latest else 0
@@ -196,9 +195,9 @@ class Evaluations:
         folder.mkdir(exist_ok=True)
         scratch = held.enter_context(tempfile.TemporaryDirectory(prefix=".export-", dir=folder))
         model = entrant.model.as_folder(Path(scratch).resolve()).absolute()
-        flags += ["--model_name_or_path", str(model)]
-        config = parse_config(flags)
-        self._start_services(supervisor, held, flags, version)
+        given = given_values([*flags, "--model_name_or_path", str(model)], "agentrl eval")
+        config = config_of(given)
+        self._start_services(supervisor, held, given, version)
         loading = await_services(opened.database, config, version, model)
         async with self._progress(partial(_loading, entrant.name, time.monotonic())):
             await _while_alive(supervisor, loading)
@@ -207,19 +206,17 @@ class Evaluations:
         return config, None
 
     def _start_services(
-        self, supervisor: Supervisor, held: ExitStack, flags: Sequence[str], version: int
+        self, supervisor: Supervisor, held: ExitStack, given: Mapping[str, Value], version: int
     ) -> None:
-        """Start services unless some are given, and tell where they are."""
+        """Start services unless some are given, and tell where they are. `given`: all flags."""
         deployment = read_deployment(os.environ)
-        services = fixed_services(
-            parse_config(flags), given_values(flags, "agentrl eval"), deployment
-        )
+        services = fixed_services(config_of(given), given, deployment)
         if not services.devices:
             return
         print_lines(self.console, services.lines)
-        config = parse_config([*flags, *as_words([Layer(ORIGIN, services.flags)])])
+        config = config_of({**given, **services.flags})
         threads = str(max(1, usable_cores() // (len(services.devices) + 1)))
-        command = deployment.service_command(count_gpus(os.environ) if services.on_gpus else 0)
+        command = deployment.service_command(services.gpus)
         set_up_sglang(command)
         for number, devices in enumerate(services.devices):
             part = service_part(

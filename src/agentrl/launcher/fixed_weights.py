@@ -31,18 +31,14 @@ _TICK_S = 0.25
 class FixedServices:
     """Services to start on this machine.
 
-    `devices`: CUDA_VISIBLE_DEVICES of each; None on the CPU. `flags`: what follows from the GPUs.
-    `lines`: what is told of them.
+    `devices`: CUDA_VISIBLE_DEVICES of each; None on the CPU. `gpus`: those of this machine, 0 if
+    they are on the CPU. `flags`: what follows from the GPUs. `lines`: what is told of them.
     """
 
     devices: tuple[str | None, ...] = ()
+    gpus: int = 0
     flags: Mapping[str, Value] = field(default_factory=dict)
     lines: Sequence[str] = ()
-
-    @property
-    def on_gpus(self) -> bool:
-        """Whether they are on GPUs."""
-        return any(self.devices)
 
 
 @dataclass(frozen=True)
@@ -103,7 +99,8 @@ def fixed_services(
     # Imported here: it makes a model, and torch and transformers load slowly.
     from agentrl.launcher.model_sizes import read_sizes
 
-    local = deployment.service_command(len(inventory.gpus)) is None
+    gpus = len(inventory.gpus)
+    local = deployment.service_command(gpus) is None
     degree = config.services.inf_tp_size if "inf_tp_size" in given else None
     asked = Asked(
         tokens=config.sampling.max_tokens,
@@ -114,4 +111,4 @@ def fixed_services(
     )
     plan = plan_services(inventory, read_sizes(config), asked, "NUM_SERVICES", "--max_tokens")
     flags = {"inf_tp_size": plan.serving.tp, "inf_mem_ratio": plan.serving.share}
-    return FixedServices(plan.devices, flags, plan.lines)
+    return FixedServices(plan.devices, gpus, flags, plan.lines)

@@ -15,6 +15,7 @@ from agentrl.databases.documents import Record, Split, StopReason, Task
 from agentrl.databases.feeder import make_tasks
 from agentrl.databases.task_file import TaskKind, TaskLine
 from agentrl.failures import InfrastructureFailure
+from agentrl.launcher.console import Say
 from agentrl.launcher.preflight import scorers_in_use
 from agentrl.rollout.llm.client import LLMClient, NoModelAnswered
 from agentrl.rollout.llm.models import AgentModel, load_agent_models
@@ -27,7 +28,6 @@ from agentrl.rollout.tools.browse import try_browsing
 from agentrl.rollout.tools.server_list import read_servers
 from agentrl.rollout.tools.toolbox import ToolBox, open_tools
 
-Say = Callable[[str], None]
 Ask = Callable[[LLMClient], Awaitable[object]]
 
 _PATIENCE_S = 10.0  # wait for tool servers by URL, which may still be starting

@@ -6,13 +6,13 @@ The rest they say themselves when the trainer starts them, minutes later.
 """
 
 import os
-from collections.abc import Callable
 from urllib.parse import urlsplit
 
 import httpx2
 
 from agentrl.configs import Config, ConfigError, trackers_of
 from agentrl.configs.trackers import refused_by
+from agentrl.launcher.console import Say
 from agentrl.launcher.tracker_keys import KeysUnknown, refusals
 from agentrl.redaction import without_passwords
 
@@ -20,7 +20,7 @@ _PATIENCE_S = 5.0
 _MLFLOW = "MLFLOW_TRACKING_URI"
 
 
-def check_trackers(config: Config, say: Callable[[str], None]) -> None:
+def check_trackers(config: Config, say: Say) -> None:
     """Raise `ConfigError` if a tracker is not installed, has no key or no server.
 
     `say` it if a tracker's package cannot be asked for its key. Any answer of a server will do:
@@ -51,7 +51,7 @@ def _check_mlflow(report_to: str) -> None:
         )
 
 
-def check_trace_receiver(config: Config, say: Callable[[str], None]) -> None:
+def check_trace_receiver(config: Config, say: Say) -> None:
     """`say` it if nobody answers at `--otlp_endpoint`: the run goes on, and sends traces later."""
     address = config.run.otlp_endpoint
     if address is not None and (silence := _silence(address)) is not None:

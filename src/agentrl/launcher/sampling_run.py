@@ -21,7 +21,6 @@ from agentrl.configs.parsing import (
 from agentrl.launcher.console import TerminalConsole
 from agentrl.launcher.deployment import (
     Deployment,
-    count_gpus,
     default_sampler_processes,
     read_deployment,
     usable_cores,
@@ -107,18 +106,17 @@ def _plan(config: Config, layers: list[Layer], deployment: Deployment) -> Stack:
     services = fixed_services(config, merged(layers), deployment)
     print_lines(TerminalConsole(), services.lines)
     layers = [*layers, Layer(ORIGIN, services.flags)]
-    count, cores = len(services.devices), usable_cores()
-    samplers = default_sampler_processes(cores, cores if count and not services.on_gpus else 0)
+    cores, on_cpu = usable_cores(), services.devices and not services.gpus
+    samplers = default_sampler_processes(cores, cores if on_cpu else 0)
     return Stack(
         config=config_of(merged(layers)),
         flags=tuple(as_words(layers)),
         origins=origins_of(layers),
         mongod=config.run.db_connection_string is None,
         tools=False,
-        services=count,
         samplers=deployment.samplers(config.sampling.sampler_processes or samplers),
         trainers=0,
-        gpus=count_gpus(os.environ) if services.on_gpus else 0,
+        gpus=services.gpus,
         deployment=deployment,
         service_devices=services.devices,
         feeds=True,

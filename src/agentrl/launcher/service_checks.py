@@ -1,15 +1,13 @@
 """Checks the inference services of `--inference_urls` before a launch: their key and context."""
 
 import asyncio
-from collections.abc import Callable
 
 from agentrl.configs import Config, ConfigError
 from agentrl.inference.engine_protocol import Engine
 from agentrl.inference.engines import open_engines
 from agentrl.inference.protocol import InferenceError, KeyRefused
+from agentrl.launcher.console import Say
 from agentrl.rollout.agents.limits import check_context
-
-Say = Callable[[str], None]
 
 _PATIENCE_S = 10.0
 

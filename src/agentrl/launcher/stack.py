@@ -57,7 +57,6 @@ class Stack:
     origins: Mapping[str, str]  # where each flag comes from, by name
     mongod: bool  # whether a MongoDB is started
     tools: bool  # whether samplers use the demo's tools, as none are given
-    services: int
     samplers: int
     trainers: int  # trainer processes of all machines; 0: none here
     gpus: int  # number of GPUs to use here
@@ -67,6 +66,11 @@ class Stack:
     feeds: bool = False  # whether this launch feeds a run without a trainer
     weight_version: int = FRESH_VERSION  # of the services that are started here
     own_rank: bool = False  # whether the trainer here is one process, of a rank that is given
+
+    @property
+    def services(self) -> int:
+        """How many inference services are started here."""
+        return len(self.service_devices)
 
     @property
     def is_first_machine(self) -> bool:
@@ -164,7 +168,6 @@ def plan_layers(
         origins=origins_of(layers),
         mongod=not has_database,
         tools=demo and not has_tools and samplers > 0 and not gateway,
-        services=services,
         samplers=samplers,
         trainers=trainers,
         gpus=use_gpus,
@@ -277,7 +280,6 @@ def plan_samplers(
         origins={},
         mongod=False,
         tools=False,
-        services=0,
         samplers=_samplers(config, deployment, default_sampler_processes(cores)),
         trainers=0,
         gpus=0,

@@ -66,18 +66,19 @@ def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReadin
     `close`: renders the prompt's conversation with the turn. If the template writes no calls, they
     are in the content in Hermes notation, as the model is told then (`capabilities.py`).
     """
-    lost = _lost_calls(renderer, prompt, close, said)
+    written = _turn(renderer, prompt, close, said)
+    lost = _lost_calls(renderer, prompt, close, said, written)
     if lost and len(lost) == len(said.calls):
         content = "\n".join(filter(None, [said.content, *map(_hermes, said.calls)]))
         said, lost = replace(said, content=content, calls=()), []
-    written = _turn(renderer, prompt, close, said)
+        written = _turn(renderer, prompt, close, said)
     added = _dropped_thought(renderer, prompt, close, said, written)
     text = added + written
     parts = [part.strip() for part in (said.thought, said.content)]
     left_out = [part for part in parts if part not in text]
-    if parts[1] in text and _loses_content(renderer, prompt, close, said):
+    if parts[1] in text and _loses_content(renderer, prompt, close, said, written):
         left_out.append(parts[1])
-    lost += _cut_calls(renderer, prompt, close, said)
+    lost += _cut_calls(renderer, prompt, close, said, written)
     return WrittenTurn(text, (*left_out, *lost), bool(added))
 
 
@@ -88,14 +89,13 @@ def follows_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnRead
 
 
 # Whether the template writes a part of a turn is seen by what changes with the part. To look for it
-# in the text would find it in another part, as a tool's name in the content.
+# in the text would find it in another part, as a tool's name in the content. `written` is the turn.
 
 
-def _lost_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> list[str]:
+def _lost_calls(
+    renderer: Renderer, prompt: str, close: Close, said: TurnReading, written: str
+) -> list[str]:
     """The names of the calls of which the template does not write the name or the arguments."""
-
-    def written(*calls: ParsedCall | MalformedCall) -> str:
-        return _turn(renderer, prompt, close, replace(said, calls=calls))
 
     def is_lost(at: int, call: ParsedCall) -> bool:
         others = (
@@ -103,36 +103,42 @@ def _lost_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading
             ParsedCall(call.name, {} if call.arguments else {_NAME: _MARK}),
         )
         return any(
-            written(*said.calls[:at], other, *said.calls[at + 1 :]) == text for other in others
+            _turn(renderer, prompt, close, _with_call(said, at, other)) == written
+            for other in others
         )
 
-    text = written(*said.calls)
     calls = enumerate(map(writable, said.calls))
     return [call.name for at, call in calls if is_lost(at, call)]
 
 
-def _cut_calls(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> list[str]:
+def _cut_calls(
+    renderer: Renderer, prompt: str, close: Close, said: TurnReading, written: str
+) -> list[str]:
     """The names of the calls whose arguments the template does not write to the last one's end."""
-    text = _turn(renderer, prompt, close, said)
-    cut = []
-    for at, call in enumerate(map(writable, said.calls)):
-        if not call.arguments:
-            continue
-        key, value = [*call.arguments.items()][-1]
+
+    def is_cut(at: int, call: ParsedCall) -> bool:
+        *_, (key, value) = call.arguments.items()
         longer = f"{value} {_MARK}" if isinstance(value, str) else _MARK
         other = ParsedCall(call.name, {**call.arguments, key: longer})
-        calls = (*said.calls[:at], other, *said.calls[at + 1 :])
-        if _turn(renderer, prompt, close, replace(said, calls=calls)) == text:
-            cut.append(call.name)
-    return cut
+        return _turn(renderer, prompt, close, _with_call(said, at, other)) == written
+
+    calls = enumerate(map(writable, said.calls))
+    return [call.name for at, call in calls if call.arguments and is_cut(at, call)]
 
 
-def _loses_content(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
+def _with_call(said: TurnReading, at: int, call: ParsedCall) -> TurnReading:
+    """The turn with another call at `at`."""
+    return replace(said, calls=(*said.calls[:at], call, *said.calls[at + 1 :]))
+
+
+def _loses_content(
+    renderer: Renderer, prompt: str, close: Close, said: TurnReading, written: str
+) -> bool:
     """Whether the template does not write the content beside a thought or calls."""
     if not said.content.strip() or not (said.thought or said.calls):
         return False
     other = replace(said, content=f"{said.content} {_MARK}")
-    return _turn(renderer, prompt, close, other) == _turn(renderer, prompt, close, said)
+    return _turn(renderer, prompt, close, other) == written
 
 
 def _dropped_thought(

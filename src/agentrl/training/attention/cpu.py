@@ -5,6 +5,8 @@ the requirements pin its version. They accept grouped-query heads and any stride
 are views and only results are copied.
 """
 
+from weakref import WeakKeyDictionary
+
 import torch
 from torch import Tensor
 
@@ -18,13 +20,16 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 class CpuKernel:
     """A `NodeKernel` for float32, float64, bfloat16 and float16 on the CPU."""
 
+    def __init__(self) -> None:
+        self._blocks: WeakKeyDictionary[TreeLayout, list[Block]] = WeakKeyDictionary()
+
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, layout: TreeLayout, scale: float
     ) -> tuple[Tensor, Tensor]:
         """See `NodeKernel`."""
         out = _token_major(q, _sum_dtype(q))
         lse = _token_major(q[..., :1], _sum_dtype(q))[..., 0]
-        for block in blocks(layout):
+        for block in self._of(layout):
             o, part = _forward(
                 _queries(q, block), _keys(k, block), _keys(v, block), 0.0, block.causal, scale=scale
             )
@@ -57,7 +62,7 @@ class CpuKernel:
         if layout.n_queries < layout.n_tokens:  # keys that no run writes
             dk.zero_()
             dv.zero_()
-        for block in blocks(layout):
+        for block in self._of(layout):
             gradients = _backward(
                 _queries(grad, block), _queries(q, block), _keys(k, block), _keys(v, block),
                 _queries(out, block), _queries(lse, block), 0.0, block.causal, scale=scale,
@@ -69,6 +74,11 @@ class CpuKernel:
                 else:
                     whole += part
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+    def _of(self, layout: TreeLayout) -> list[Block]:
+        if layout not in self._blocks:
+            self._blocks[layout] = blocks(layout)
+        return self._blocks[layout]
 
 
 def _sum_dtype(x: Tensor) -> torch.dtype:
