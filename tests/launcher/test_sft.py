@@ -160,22 +160,29 @@ def test_a_killed_command_takes_its_trainer_along_and_the_same_one_goes_on(tmp_p
 
 
 @pytest.mark.slow
-def test_a_trainer_that_is_killed_is_told_with_the_way_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("processes", "status", "told"),
+    [
+        (1, 137, "was ended by SIGKILL, as the system does when memory runs out"),
+        (2, 1, "failed, as said above"),
+    ],
+)
+def test_a_trainer_that_is_killed_is_told_with_the_way_on(
+    tmp_path: Path, processes: int, status: int, told: str
+) -> None:
     talks(tmp_path / "talks.jsonl")
-    started = sft(tmp_path, "--max_steps", "100000", "--save_steps", "1")
+    flags = ("--max_steps", "100000", "--save_steps", "1", "--per_device_train_batch_size", "4")
+    started = sft(tmp_path, *flags, processes=processes)
     until(lambda: list_checkpoints(tmp_path / "output" / "sft"))
-    [trainer] = [
+    trainers = [  # behind those that started them
         process
         for process in psutil.Process(started.pid).children(recursive=True)
-        if process.cmdline()[1:3] == ["-m", "agentrl.launcher.accelerate"]
+        if "agentrl.training.supervised.process" in process.cmdline()
     ]
-    trainer.kill()
-    last = said(started, status=137).splitlines()[-1]
+    trainers[-1].kill()
+    last = said(started, status=status).splitlines()[-1]
     reached = list_checkpoints(tmp_path / "output" / "sft")[-1].name
-    assert last == (
-        "the trainer was ended by SIGKILL, as the system does when memory runs out; the same "
-        f"command resumes from {reached}"
-    )
+    assert last == f"the trainer {told}; the same command resumes from {reached}"
 
 
 @pytest.mark.slow

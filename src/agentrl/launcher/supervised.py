@@ -30,7 +30,7 @@ from agentrl.launcher.deployment import (
     read_deployment,
     usable_cores,
 )
-from agentrl.launcher.ending import REFUSED, way_on_from
+from agentrl.launcher.ending import FAILED, REFUSED, way_on_from
 from agentrl.launcher.presets import GRPO
 from agentrl.launcher.processes import signal_name
 from agentrl.launcher.receiver_checks import check_trackers
@@ -117,8 +117,8 @@ def run_supervised(
         started = f"starting {processes} trainer process{'es' * (processes > 1)}"
         print_lines(console, [f"{started} with {model}"])
         status = _run(command, {**_threads(processes, deployment), **secrets}, lock)
-        if status > 128:
-            print_lines(console, [_killed(status - 128, config.output)])
+        if status == FAILED or status > 128:
+            print_lines(console, [_failed(status, config.output)])
         if (
             status == REFUSED
             and {each.name for each in config.output.iterdir()} <= _BEFORE_TRAINING
@@ -274,10 +274,16 @@ def _run(command: Sequence[str], environment: dict[str, str], lock: RunLock) -> 
             trainer.wait()
 
 
-def _killed(number: int, folder: Path) -> str:
-    """One sentence on a trainer that a signal ended, which could say nothing itself."""
-    cause = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
+def _failed(status: int, folder: Path) -> str:
+    """One sentence on how a trainer failed, and on the way on.
+
+    One that a signal ended could say nothing itself; of several, torch's launcher reports it.
+    """
     way_on = way_on_from(last_checkpoint(folder))
+    if status == FAILED:
+        return f"the trainer failed, as said above; {way_on}"
+    number = status - 128
+    cause = ", as the system does when memory runs out" if number == signal.SIGKILL else ""
     return f"the trainer was ended by {signal_name(number)}{cause}; {way_on}"
 
 
