@@ -184,6 +184,108 @@ def test_preferences_come_back_and_files_of_others_are_taken(run: str) -> None:
     assert exported(again, "preferences").read_bytes() == first.read_bytes()
 
 
+def test_what_a_row_of_others_says_is_kept_in_all_that_is_made_of_the_run(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def named(id: str, bin: str) -> dict[str, Any]:
+        return {**call(bin), "id": id}
+
+    rows = [
+        {
+            "system": "Be brief.",
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "R5 and K7?"}]},
+                {"role": "assistant", "content": "bad", "weight": 0},
+                {"role": "user", "content": "look"},
+                {"role": "assistant", "thinking": "hm",
+                 "tool_calls": [named("a", "R5"), named("b", "K7")], "latency": 3},
+                {"role": "tool", "tool_call_id": "b", "content": "K7 has 2"},
+                {"role": "tool", "tool_call_id": "a", "content": "R5 has 1"},
+                {"role": "assistant", "content": "1 and 2", "loss_mask": 1},
+            ],
+            "tools": json.dumps(TOOLS),
+        },
+        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "46"}]},
+        {"prompt": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "no"},
+                    {"role": "user", "content": "sure?"}], "completion": "yes"},
+    ]  # fmt: skip
+    imported(run, rows)
+    assert "fields of messages that are not kept: latency (1 rows)" in capsys.readouterr().out
+    back = exported(run, "messages")
+    assert [(row["messages"], row["tools"]) for row in rows_of(back)] == [
+        ([
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "R5 and K7?"},
+            {"role": "assistant", "content": "bad", "train": False},
+            {"role": "user", "content": "look"},
+            {"role": "assistant", "content": "", "reasoning_content": "hm",
+             "tool_calls": [call("R5"), call("K7")]},
+            {"role": "tool", "content": "R5 has 1", "name": "stock"},
+            {"role": "tool", "content": "K7 has 2", "name": "stock"},
+            {"role": "assistant", "content": "1 and 2"},
+        ], TOOLS),
+        ([{"role": "user", "content": "?"}, {"role": "assistant", "content": "46"}], None),
+        ([{"role": "user", "content": "?"},
+          {"role": "assistant", "content": "no", "train": False},
+          {"role": "user", "content": "sure?"}, {"role": "assistant", "content": "yes"}], None),
+    ]  # fmt: skip
+    capsys.readouterr()
+    assert main(["show", run, "train-0-row-0000000-t0-a0"]) == 0
+    told = capsys.readouterr().out
+    assert "not trained" in told and "formaterror" not in told
+    assert "stock(bin='R5')  ⇒  R5 has 1" in told and "stock(bin='K7')  ⇒  K7 has 2" in told
+    # There is nothing of tokens to train, and that is what is said.
+    words = ["--from_run", run, "--where", "n_turns>=1", "--output_dir", "out", "--use_cpu"]
+    assert main(["sft", "--model", MODEL, *words]) == 2
+    refused = " ".join(capsys.readouterr().err.split())
+    assert "has turns without tokens: `agentrl export-data --format messages`" in refused
+    again = f"{run[:30]}-b"
+    assert main(["import", str(back), "--run_name", again]) == 0
+    assert exported(again, "messages").read_bytes() == back.read_bytes()
+
+
+def test_a_table_holds_no_arguments_that_its_calls_lack(
+    run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def row(**arguments: str) -> dict[str, Any]:
+        function = {"name": "stock", "arguments": arguments}
+        return {"messages": [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [{"function": function}]},
+            {"role": "tool", "content": "46"},
+            {"role": "assistant", "content": "46"},
+        ]}  # fmt: skip
+
+    datasets.Dataset.from_list([row(bin="R5"), row(shelf="2")]).to_parquet("rows.parquet")
+    assert main(["import", "rows.parquet", "--run_name", run]) == 0
+    assert "a field that the table's row lacks (2 rows)" in capsys.readouterr().out
+    assert [
+        message["tool_calls"][0]["function"]["arguments"]
+        for one in rows_of(exported(run, "messages"))
+        for message in one["messages"]
+        if "tool_calls" in message
+    ] == [{"bin": "R5"}, {"shelf": "2"}]
+
+
+def test_turns_before_a_pair_and_those_without_training_stay_so(run: str) -> None:
+    def said(content: str, **marks: Any) -> dict[str, Any]:
+        return {"role": "assistant", "content": content, **marks}
+
+    asked = {"role": "user", "content": "?"}
+    row = {
+        "prompt": [asked, said("hello"), asked],
+        "chosen": [said("a guess", train=False), asked, said("46")],
+        "rejected": [said("7")],
+    }
+    imported(run, [row])
+    first = exported(run, "preferences")
+    [back] = rows_of(first)
+    assert {name: back[name] for name in row} == row
+    again = f"{run[:30]}-b"
+    assert main(["import", str(first), "--run_name", again]) == 0
+    assert exported(again, "preferences").read_bytes() == first.read_bytes()
+
+
 def test_what_cannot_be_imported_is_said_in_one_sentence(
     run: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,9 +297,10 @@ def test_what_cannot_be_imported_is_said_in_one_sentence(
 
     assert main(["import", "nothing.jsonl", "--run_name", run]) == 2
     assert "there is no such file" in capsys.readouterr().err
-    assert "rows.jsonl:1 has neither messages, nor input_ids" in said({"text": "a"})
+    assert "rows.jsonl:1 has none of messages, prompt and completion" in said({"a": "b"})
+    assert "rows.jsonl:1 is a text without a chat template" in said({"text": "a"})
     assert "has no row" in said()
-    ends = {"messages": [{"role": "user", "content": "?"}]}
+    ends = {"messages": [{"role": role, "content": "?"} for role in ("assistant", "user")]}
     assert "rows.jsonl:1 does not end with a message of the assistant" in said(ends)
     uneven = {**FIRST, **OF_RECORD, "logprobs": [0.0]}
     assert "has columns of different lengths" in said(uneven)
@@ -220,11 +323,16 @@ def test_what_cannot_be_imported_is_said_in_one_sentence(
         ({"task_id": [1]}, "[1] as `task_id`, which must be a text"),
         ({"rollout": -1}, "-1 as `rollout`, which must be a number from 0"),
         ({"score": "high"}, "'high' as `score`: input should be a valid number"),
-        ({"tools": "x"}, "'x' where JSON should be"),
-        ({"messages": ["?"]}, "'?' in `messages`, which is no message with a role"),
+        ({"tools": "x"}, "has `tools` that are no JSON"),
+        ({"scores": "x"}, "'x' where JSON should be"),
+        ({"messages": ["?"]}, "message 1: is not an object but a str"),
+        ({"train": False}, "says that it is not to be trained"),
     ):
         assert why in said({"messages": talk, **fields})
-    assert "no `chosen` as a list" in said({"prompt": talk[:1], "chosen": "a", "rejected": "b"})
+    pair = {"prompt": "?", "chosen": "a", "rejected": "b"}
+    assert "is a text without a chat template" in said(pair)
+    scored = {"prompt": talk[:1], "chosen_score": 0.0, "rejected_score": 1.0}
+    assert "0.0 as `chosen_score`, which is not above 1.0" in said({**pair, **scored})
     imported(run, MESSAGES)
     capsys.readouterr()
     other = {"messages": [{"role": "assistant", "content": "another"}]}
@@ -265,6 +373,10 @@ def test_a_runs_files_are_what_trl_trains_on_and_a_run_made_of_them_is_trained(
     for name in ("tokens.jsonl", "messages.jsonl"):
         files = [tmp_path / f"{run}-{name}" for run in ("sample", "again")]
         assert files[0].read_bytes() == files[1].read_bytes()
+    agentrl("import", "sample-messages.jsonl", "--run_name", "texts")
+    agentrl("export-data", "texts", "--format", "messages", "--to", "jsonl")
+    files = [rows_of(tmp_path / f"{run}-messages.jsonl") for run in ("sample", "texts")]
+    assert files[0] == files[1]
     n_rows = sum(row["trained"] for row in rows_of(tmp_path / "again-tokens.jsonl"))
     for format in ("messages", "preferences"):
         agentrl("export-data", "sample", "--format", format)

@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from agentrl.databases.task_file.file_rows import UnreadableFile, read_rows
+from agentrl.databases.task_file.file_rows import UnreadableFile, is_table, read_rows
 from agentrl.foreign_text import shown
+from agentrl.rollout.demonstrations.absent import without_absent
 from agentrl.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -57,13 +58,22 @@ KINDS: dict[Format, dict[str, Kind]] = {
 }  # fmt: skip
 
 
-def format_of(fields: Mapping[str, Any]) -> Format | None:
-    """The format of a row, by its fields; None if it is none."""
+class DataRow(NamedTuple):
+    """A row of a file. `lacks`: whether nulls in its calls or schemas were taken for absence."""
+
+    place: str
+    format: Format
+    fields: dict[str, Any]
+    lacks: bool = False
+
+
+def format_of(fields: Mapping[str, Any]) -> Format:
+    """The format of a row, by its fields: one of messages may have any layout of them."""
     if fields.get("input_ids") is not None:
         return "tokens"
     if fields.get("chosen") is not None and fields.get("rejected") is not None:
         return "preferences"
-    return "messages" if fields.get("messages") is not None else None
+    return "messages"
 
 
 def write_data(path: Path, format: Format, rows: Iterable[Mapping[str, Any]]) -> int:
@@ -168,27 +178,24 @@ def _named(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} {error}") from None
 
 
-def read_data(path: Path) -> Iterator[tuple[str, Format, dict[str, Any]]]:
-    """The place, format and fields of each row of a file. Raises ValueError for one of no use."""
+def read_data(path: Path) -> Iterator[DataRow]:
+    """The rows of a file. Raises ValueError for one of no use.
+
+    Messages and tools are as they are written: `rollout.demonstrations` reads them.
+    """
     with _named(path):
         for row in read_rows(path):
             place = row.place_in(path)
             if row.problem is not None:
                 raise ValueError(f"{place} {row.problem}")
-            format = format_of(row.fields)
-            if format is None:
-                raise ValueError(
-                    f"{place} has neither messages, nor input_ids, nor chosen and rejected; its "
-                    f"fields are {', '.join(row.fields) or 'none'}"
-                )
+            given = without_absent(row.fields) if is_table(path) else row.fields
+            format = format_of(given)
+            kinds = KINDS["tokens"] if format == "tokens" else _OF_RECORD
             try:
-                fields = {
-                    name: _from_file(KINDS[format].get(name), value)
-                    for name, value in row.fields.items()
-                }
+                fields = {name: _from_file(kinds.get(name), value) for name, value in given.items()}
             except ValueError as error:
                 raise ValueError(f"{place} {error}") from None
-            yield place, format, fields
+            yield DataRow(place, format, fields, given != row.fields)
 
 
 def _from_file(kind: Kind | None, value: Any) -> Any:

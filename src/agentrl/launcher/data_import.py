@@ -5,7 +5,9 @@ Rows of other programs lack most fields; they get ids by their place in the file
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -34,9 +36,11 @@ from agentrl.databases.records import turn_id
 from agentrl.databases.tasks import record_id, task_key
 from agentrl.databases.token_tree import COLUMNS
 from agentrl.foreign_text import shown
-from agentrl.launcher.data_file import Format
+from agentrl.launcher.data_file import DataRow
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.demonstrations.of_record import turns_of
+from agentrl.rollout.demonstrations import Demonstration, PlainText, read_demonstration
+from agentrl.rollout.demonstrations.preferences import read_preference
+from agentrl.rollout.demonstrations.to_record import turns_of
 from agentrl.rollout.groups.boundary import check_row
 from agentrl.rollout.groups.row_building import build_row, replay
 
@@ -46,13 +50,19 @@ Fields = Mapping[str, Any]
 
 @dataclass
 class Imported:
-    """The documents of a file."""
+    """The documents of a file.
+
+    unread: in how many rows messages have a field that is not kept, by its name
+    n_lacking: rows in which null in calls or schemas was taken for absence
+    """
 
     tasks: dict[str, Task] = field(default_factory=dict)
     records: dict[str, Record] = field(default_factory=dict)
     turns: list[DispatchedSamplingTask] = field(default_factory=list)
     rows: list[DBRecordData] = field(default_factory=list)
     tool_lists: dict[str, ToolList] = field(default_factory=dict)
+    unread: Counter[str] = field(default_factory=Counter)
+    n_lacking: int = 0
 
     @property
     def versions(self) -> list[int]:
@@ -60,31 +70,47 @@ class Imported:
         return sorted({version for row in self.rows for version in row.policy_versions})
 
 
-def documents(rows: Iterable[tuple[str, Format, Fields]]) -> Imported:
-    """The documents of a file's rows: place, format and fields. Raises ValueError with a place."""
+@dataclass(frozen=True)
+class _Conversation:
+    """A conversation, and the fields of its row with the ids of task and Record."""
+
+    fields: Fields
+    shown: Demonstration
+
+
+def documents(rows: Iterable[DataRow]) -> Imported:
+    """The documents of a file's rows. Raises ValueError with a place."""
     made = Imported()
     segments: dict[str, list[tuple[str, Fields]]] = {}
-    conversations: dict[str, list[tuple[str, Fields]]] = {}
-    for number, (place, format, fields) in enumerate(rows):
-        try:
-            if format == "preferences":
-                for one in _pair(number, fields):
-                    conversations.setdefault(one["record"], []).append((place, one))
-            elif format == "messages":
-                named = _named(number, fields)
-                conversations.setdefault(named["record"], []).append((place, named))
-            else:
+    conversations: dict[str, list[tuple[str, _Conversation]]] = {}
+    for number, (place, format, fields, lacks) in enumerate(rows):
+        made.n_lacking += lacks
+        with _at(place):
+            if format == "tokens":
                 named = _named(number, fields)
                 segments.setdefault(named["record"], []).append((place, named))
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{place} {_sentence(error)}") from None
-    for of_record, add in ((conversations, _add_messages), (segments, _add_tokens)):
-        for parts in of_record.values():
-            try:
-                add(made, [fields for _, fields in parts])
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{parts[0][0]} {_sentence(error)}") from None
+                continue
+            read = _pair if format == "preferences" else _demonstration
+            found = read(number, fields)
+            made.unread.update(frozenset().union(*(one.shown.unread for one in found)))
+            for one in found:
+                conversations.setdefault(one.fields["record"], []).append((place, one))
+    for of_one in conversations.values():
+        with _at(of_one[0][0]):
+            _add_messages(made, [conversation for _, conversation in of_one])
+    for parts in segments.values():
+        with _at(parts[0][0]):
+            _add_tokens(made, [fields for _, fields in parts])
     return made
+
+
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Errors within are one sentence that begins with the row's place."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{place} {_sentence(error)}") from None
 
 
 def _sentence(error: Exception) -> str:
@@ -111,42 +137,53 @@ def _named(number: int, fields: Fields) -> dict[str, Any]:
     return {**fields, "task_id": str(task_id), "task": task, "rollout": rollout, "record": record}
 
 
-def _pair(number: int, fields: Fields) -> list[dict[str, Any]]:
+def _demonstration(number: int, fields: Fields) -> list[_Conversation]:
+    """The one conversation of a row, in whatever layout `agentrl sft` reads."""
+    return [_Conversation(_named(number, fields), _of_messages(read_demonstration(fields)))]
+
+
+def _pair(number: int, fields: Fields) -> list[_Conversation]:
     """A preference as two conversations of one task."""
-    for name in ("prompt", "chosen", "rejected"):
-        _check_messages(fields.get(name), name)
-    scores = [fields.get("chosen_score"), fields.get("rejected_score")]
-    if scores[0] is None or scores[1] is None:
-        scores = [1.0, 0.0]
-    task = _named(number, {**fields, "record": None})
-    found: list[dict[str, Any]] = []
-    for which, score in zip(("chosen", "rejected"), scores, strict=True):
-        rollout = len(found)
-        record = fields.get(f"{which}_record") or record_id(task["task"], rollout, 0)
-        messages = [*fields["prompt"], *fields[which]]
-        found.append(
-            {**task, "record": record, "rollout": rollout, "messages": messages, "score": score}
+    both = [_of_messages(answer) for answer in read_preference(fields)]
+    better, worse = fields.get("chosen_score"), fields.get("rejected_score")
+    if better is None or worse is None:
+        better, worse = 1.0, 0.0
+    if not (_is_number(better) and _is_number(worse) and better > worse):
+        raise ValueError(
+            f"has {shown(better)} as `chosen_score`, which is not above {shown(worse)}, its "
+            "`rejected_score`: a run knows by its scores which answer was chosen"
         )
+    task = _named(number, {**fields, "record": None})
+    found: list[_Conversation] = []
+    sides = zip(("chosen", "rejected"), (better, worse), both, strict=True)
+    for rollout, (which, score, answer) in enumerate(sides):
+        record = fields.get(f"{which}_record") or record_id(task["task"], rollout, 0)
+        own = {"record": record, "rollout": rollout, "score": score}
+        found.append(_Conversation({**task, **own}, answer))
     return found
 
 
-def _check_messages(messages: object, name: str) -> None:
-    if not isinstance(messages, list):
-        raise ValueError(f"has no `{name}` as a list of messages")
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"has {shown(message)} in `{name}`, which is no message with a role")
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
 
 
-def _add_messages(made: Imported, conversations: Sequence[Fields]) -> None:
+def _of_messages(read: Demonstration | PlainText) -> Demonstration:
+    if isinstance(read, PlainText):
+        raise ValueError(
+            "is a text without a chat template, and a run keeps messages: `agentrl sft` and "
+            "`agentrl dpo` train it with --train_file"
+        )
+    return read
+
+
+def _add_messages(made: Imported, conversations: Sequence[_Conversation]) -> None:
     """A Record whose turns have texts and calls, and no tokens."""
+    fields, read = conversations[0].fields, conversations[0].shown
     if len(conversations) > 1:
         raise ValueError(
-            f"is a second conversation of record {conversations[0]['record']}, whose context was "
+            f"is a second conversation of record {fields['record']}, whose context was "
             "rewritten; such records are imported from --format tokens"
         )
-    [fields] = conversations
-    _check_messages(fields["messages"], "messages")
     turns = [
         DispatchedSamplingTask(
             id=turn_id(fields["record"], number), record_id=fields["record"], turn=number,
@@ -154,9 +191,9 @@ def _add_messages(made: Imported, conversations: Sequence[Fields]) -> None:
             output_logprobs=b"", finish_reason="stop", versions=[], generate_latency_s=0.0,
             created_at=datetime.now(UTC), **turn,
         )
-        for number, turn in enumerate(turns_of(fields["messages"]))
+        for number, turn in enumerate(turns_of(read))
     ]  # fmt: skip
-    _add_record(made, fields, turns, RecordStatus.ABANDONED)
+    _add_record(made, {**fields, "tools": read.tools}, turns, RecordStatus.ABANDONED)
 
 
 def _add_tokens(made: Imported, segments: Sequence[Fields]) -> None:

@@ -9,6 +9,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -91,20 +92,41 @@ def preference_row(group: Sequence[Stored], renderer: ChatRenderer | None) -> Fi
         raise NotExported("has no two records with different scores")
     chosen, rejected = (by_id[id] for id in pair)
     told = [_alone(stored, renderer) for stored in (chosen, rejected)]
-    prompts = [of.messages[: of.n_prompt] for of in told]
-    if prompts[0] != prompts[1]:
-        raise NotExported("has records that begin with different messages")
-    answers = [_form(of.messages[of.n_prompt :]) for of in told]
-    for message in (message for answer in answers for message in answer):
-        message.pop("train", None)  # a preference is about the whole
+    n_prompt = _n_common(*told)
+    prompt = _untold(told[0].messages[:n_prompt])
+    answers = [_answer(of, n_prompt) for of in told]
     common = ("task", "task_id", "query", "answer", "scorer")
     return {
-        "prompt": _form(prompts[0]), "chosen": answers[0], "rejected": answers[1],
+        "prompt": prompt, "chosen": answers[0], "rejected": answers[1],
         "tools": list(chosen.tools) or None,
         "chosen_score": chosen.record.score, "rejected_score": rejected.record.score,
         "chosen_record": chosen.record.id, "rejected_record": rejected.record.id,
         **{name: chosen.fields[name] for name in common},
     }  # fmt: skip
+
+
+def _n_common(chosen: Told, rejected: Told) -> int:
+    """Number of messages of the prompt of both: what they begin with before a turn to train."""
+    both = zip(chosen.messages, rejected.messages, strict=False)
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+    if shared < max(chosen.n_prompt, rejected.n_prompt):
+        raise NotExported("has records that begin with different messages")
+    n_common = min(shared, chosen.n_given, rejected.n_given)
+    while n_common and chosen.messages[n_common - 1]["role"] == "assistant":
+        n_common -= 1
+    return n_common
+
+
+def _answer(told: Told, n_prompt: int) -> list[Message]:
+    """The messages behind the prompt. A preference is about the whole: failed turns too."""
+    given = {at - n_prompt for at in told.given}
+    answer = _form(told.messages[n_prompt:])
+    return [one if at in given else _untold([one])[0] for at, one in enumerate(answer)]
+
+
+def _untold(messages: Sequence[Message]) -> list[Message]:
+    """The messages without what is trained of them."""
+    return [{k: v for k, v in message.items() if k != "train"} for message in messages]
 
 
 def _alone(stored: Stored, renderer: ChatRenderer | None) -> Told:

@@ -51,10 +51,23 @@ def main(argv: Sequence[str]) -> int:
         f"run {config.run.run_name}: {len(imported.records):,} trajectories of "
         f"{len(imported.tasks):,} tasks, {len(imported.rows):,} of them with a row for a trainer"
     )
-    print_lines(
-        TerminalConsole(), [told, f"look at them: agentrl show {run_arguments(config)} --list"]
-    )
+    look = f"look at them: agentrl show {run_arguments(config)} --list"
+    print_lines(TerminalConsole(), [told, *_not_kept(imported), look])
     return 0
+
+
+def _not_kept(imported: Imported) -> list[str]:
+    """Sentences on what the run does not keep of the file."""
+    lines = []
+    if imported.unread:
+        named = [f"{name} ({n:,} rows)" for name, n in imported.unread.items()]
+        lines.append(f"fields of messages that are not kept: {', '.join(sorted(named))}")
+    if imported.n_lacking:
+        lines.append(
+            "null in arguments of calls and in tools is taken for a field that the table's row "
+            f"lacks ({imported.n_lacking:,} rows)"
+        )
+    return lines
 
 
 async def _store(config: Config, imported: Imported) -> None:

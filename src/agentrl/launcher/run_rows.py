@@ -156,6 +156,11 @@ def trained_tree(
     less likely. `copies`: ids of turns that another Record's tree trains, of which this one is a
     fork. Raises `ValueError` with one sentence if there is nothing to train.
     """
+    if not any(turn.output_ids for turn in turns):
+        raise ValueError(
+            "has turns without tokens: `agentrl export-data --format messages` (or preferences) "
+            "makes a file of them for --train_file"
+        )
     of_turns = turn_advantages(1.0 if liked else -1.0, [TurnStatus(turn.status) for turn in turns])
     columns: list[dict[str, ArrayLike]] = [
         {"advantages": of_turn} if turn.trained and turn.id not in copies else {"mask": 0}

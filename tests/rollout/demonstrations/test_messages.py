@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentrl.databases.documents import ToolCall
 from agentrl.rollout.chat.turns import THOUGHT_FIELDS
 from agentrl.rollout.demonstrations.messages import ReadMessage, read_message
-from agentrl.rollout.demonstrations.of_record import turns_of
 
 CALL = {"name": "stock", "arguments": {"bin": "R5"}}
 CALLED = {
@@ -196,14 +194,6 @@ def test_fields_that_are_not_read_are_named_and_stop_nothing() -> None:
     assert read_message(1, {"role": "user", "content": "?", "thinking": "hm"}).unread == {
         "thinking"
     }
-
-
-def test_an_imported_call_is_read_as_a_demonstrated_one() -> None:
-    call = {"function": {"name": "stock", "parameters": {"bin": "R5"}}}
-    [turn] = turns_of(
-        [{"role": "user", "content": "?"}, {"role": "assistant", "tool_calls": [call]}]
-    )
-    assert turn["tool_calls"] == [ToolCall(**CALL)]
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=6)

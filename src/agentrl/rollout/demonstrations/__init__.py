@@ -10,6 +10,7 @@
     read_back.py   whether a written turn can be sampled, and is read as the row's calls
     prepare.py     a whole file: its trees in a folder, and the rows that cannot be trained and why
     of_record.py   the reverse: a Record's conversations as messages
+    to_record.py   a row as the turns of a Record
 
 Prompts, turns and deltas are those of `rollout.chat`, so that supervised training sees the tokens
 that sampling sees. Where the chat template rewrites earlier turns (it drops their thoughts, say),

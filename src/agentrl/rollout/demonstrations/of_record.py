@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agentrl.databases.documents import DispatchedSamplingTask, Rewrite, ToolCall, TurnStatus
+from agentrl.databases.documents import DispatchedSamplingTask, Rewrite, TurnStatus
 from agentrl.rollout.agents.context_strategies import (
     ask_for_summary,
     discard_results,
@@ -17,19 +17,22 @@ from agentrl.rollout.agents.context_strategies import (
     take_out_last_turn,
 )
 from agentrl.rollout.chat import ChatRenderer, Entry, Message, ToolSchema
-from agentrl.rollout.demonstrations.messages import read_call
 from agentrl.rollout.groups.group_rules import turn_advantages
 from agentrl.rollout.tool_calls import MalformedCall
 
-_THOUGHT = ("<think>", "</think>")  # of turns without tokens: see `agents/endpoint.py`
+THOUGHT = ("<think>", "</think>")  # of turns without tokens: see `agents/endpoint.py`
 _NO_TOKENS = (-1,)  # marks a generated turn that has none
 
 
 @dataclass(frozen=True)
 class Told:
-    """A conversation in OpenAI's form. An assistant's message with `"train": False` is context."""
+    """A conversation in OpenAI's form. An assistant's message with `"train": False` is context.
+
+    given: the indexes of the assistant's messages of which nothing is ever trained, in no answer
+    """
 
     messages: tuple[Message, ...]
+    given: frozenset[int]
 
     @property
     def trained(self) -> bool:
@@ -39,8 +42,16 @@ class Told:
     @property
     def n_prompt(self) -> int:
         """Number of messages before the assistant's first."""
-        roles = [message["role"] for message in self.messages]
-        return roles.index("assistant")
+        return self._n_before(frozenset())
+
+    @property
+    def n_given(self) -> int:
+        """Number of messages before the assistant's first that is not `given`."""
+        return self._n_before(self.given)
+
+    def _n_before(self, passed: frozenset[int]) -> int:
+        said = (at for at, message in enumerate(self.messages) if message["role"] == "assistant")
+        return next((at for at in said if at not in passed), len(self.messages))
 
 
 def _is_trained(message: Mapping[str, Any]) -> bool:
@@ -111,22 +122,28 @@ class _Reader:
 
     def told(self, entries: Sequence[Entry], new: set[int]) -> Told:
         messages: list[Message] = []
+        given: set[int] = set()
         names: list[str] = []
-        for entry in entries:
+        for at, entry in enumerate(entries):
             if id(entry) in self.known:
                 message = self.read(entry)
                 turn = self.known[id(entry)]
                 [advantage] = turn_advantages(1.0, [TurnStatus(turn.status)])
                 if id(entry) not in new or advantage <= 0 or not turn.trained:
                     message["train"] = False
+                if not turn.trained:
+                    given.add(at)
                 names = [call["function"]["name"] for call in message.get("tool_calls", ())]
             else:
                 # Results belong to the calls before them by their order, as in chat templates.
                 message = {k: v for k, v in entry.message.items() if k != "tool_call_id"}
                 if message["role"] == "tool" and names and "name" not in message:
                     message["name"] = names.pop(0)
+                if message["role"] == "assistant":  # of a prompt, which no turn generated
+                    message["train"] = False
+                    given.add(at)
             messages.append(message)
-        return Told(tuple(messages))
+        return Told(tuple(messages), frozenset(given))
 
     def results(self, entries: Sequence[Entry]) -> list[Entry]:
         """The results of the last turn's calls, as messages."""
@@ -150,7 +167,7 @@ class _Reader:
 
 
 def _without_tokens(turn: DispatchedSamplingTask) -> Message:
-    text, begin, end = turn.output_text, *_THOUGHT
+    text, begin, end = turn.output_text, *THOUGHT
     thought = ""
     if text.startswith(begin) and end in text:
         thought, _, text = text.removeprefix(begin).partition(end)
@@ -163,43 +180,3 @@ def _without_tokens(turn: DispatchedSamplingTask) -> Message:
 
 def _call(name: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "arguments": dict(arguments)}}
-
-
-def turns_of(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The turns of a conversation, as fields of `DispatchedSamplingTask`: the reverse of `Told`.
-
-    Raises ValueError unless the last message is a turn.
-    """
-    turns: list[dict[str, Any]] = []
-    added: list[Message] = []
-    for message in messages:
-        if message["role"] != "assistant":
-            added.append({key: value for key, value in message.items() if value is not None})
-            continue
-        thought = message.get("reasoning_content")
-        text = message.get("content") or ""
-        calls = [_tool_call(call) for call in message.get("tool_calls") or ()]
-        trained = message.get("train") is not False
-        turns.append(
-            {
-                "messages": added,
-                "output_text": f"{_THOUGHT[0]}{thought}{_THOUGHT[1]}{text}" if thought else text,
-                "tool_calls": calls,
-                "status": TurnStatus.COMPLETED if trained else TurnStatus.FORMAT_ERROR,
-                "format_error": None if trained else "imported as context only",
-            }
-        )
-        added = []
-    if added or not turns:
-        raise ValueError("does not end with a message of the assistant")
-    for turn, after in zip(turns, [*(t["messages"] for t in turns[1:]), []], strict=True):
-        results = [message["content"] for message in after if message["role"] == "tool"]
-        turn["tool_calls"] = [
-            call.model_copy(update={"result": result})
-            for call, result in zip(turn["tool_calls"], results, strict=False)
-        ] + turn["tool_calls"][len(results) :]
-    return turns
-
-
-def _tool_call(call: Mapping[str, Any]) -> ToolCall:
-    return ToolCall.model_validate(read_call(call)["function"])
