@@ -205,12 +205,15 @@ def test_what_a_row_of_others_says_is_kept_in_all_that_is_made_of_the_run(
             ],
             "tools": json.dumps(TOOLS),
         },
-        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "46"}]},
+        {"conversations": [{"from": "human", "value": "?"}, {"from": "gpt", "value": "46"}],
+         "source": "a set"},
         {"prompt": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "no"},
                     {"role": "user", "content": "sure?"}], "completion": "yes"},
     ]  # fmt: skip
     imported(run, rows)
-    assert "fields of messages that are not kept: latency (1 rows)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "fields of rows that are not kept: source (1 rows)" in said
+    assert "fields of messages that are not kept: latency (1 rows)" in said
     back = exported(run, "messages")
     assert [(row["messages"], row["tools"]) for row in rows_of(back)] == [
         ([
@@ -241,6 +244,7 @@ def test_what_a_row_of_others_says_is_kept_in_all_that_is_made_of_the_run(
     assert "has turns without tokens: `agentrl export-data --format messages`" in refused
     again = f"{run[:30]}-b"
     assert main(["import", str(back), "--run_name", again]) == 0
+    assert "not kept" not in capsys.readouterr().out
     assert exported(again, "messages").read_bytes() == back.read_bytes()
 
 

@@ -36,15 +36,23 @@ from agentrl.databases.records import turn_id
 from agentrl.databases.tasks import record_id, task_key
 from agentrl.databases.token_tree import COLUMNS
 from agentrl.foreign_text import shown
-from agentrl.launcher.data_file import DataRow
+from agentrl.launcher.data_file import KINDS, DataRow, Format
 from agentrl.policy_version import VersionSpan
-from agentrl.rollout.demonstrations import Demonstration, PlainText, read_demonstration
-from agentrl.rollout.demonstrations.preferences import read_preference
+from agentrl.rollout.demonstrations import (
+    Demonstration,
+    PlainText,
+    layouts,
+    preferences,
+    read_demonstration,
+)
 from agentrl.rollout.demonstrations.to_record import turns_of
 from agentrl.rollout.groups.boundary import check_row
 from agentrl.rollout.groups.row_building import build_row, replay
 
 OWNER = "import"
+_READ: Mapping[Format, frozenset[str]] = {
+    "messages": layouts.READ_FIELDS, "preferences": preferences.READ_FIELDS, "tokens": frozenset(),
+}  # fmt: skip
 Fields = Mapping[str, Any]
 
 
@@ -52,7 +60,8 @@ Fields = Mapping[str, Any]
 class Imported:
     """The documents of a file.
 
-    unread: in how many rows messages have a field that is not kept, by its name
+    not_kept: how many rows have a field that is not kept, by its name
+    unread: the same of fields of their messages
     n_lacking: rows in which null in calls or schemas was taken for absence
     """
 
@@ -61,6 +70,7 @@ class Imported:
     turns: list[DispatchedSamplingTask] = field(default_factory=list)
     rows: list[DBRecordData] = field(default_factory=list)
     tool_lists: dict[str, ToolList] = field(default_factory=dict)
+    not_kept: Counter[str] = field(default_factory=Counter)
     unread: Counter[str] = field(default_factory=Counter)
     n_lacking: int = 0
 
@@ -85,6 +95,8 @@ def documents(rows: Iterable[DataRow]) -> Imported:
     conversations: dict[str, list[tuple[str, _Conversation]]] = {}
     for number, (place, format, fields, lacks) in enumerate(rows):
         made.n_lacking += lacks
+        kept = {*KINDS[format], *_READ[format]}
+        made.not_kept.update(name for name, value in fields.items() if value and name not in kept)
         with _at(place):
             if format == "tokens":
                 named = _named(number, fields)
@@ -144,7 +156,7 @@ def _demonstration(number: int, fields: Fields) -> list[_Conversation]:
 
 def _pair(number: int, fields: Fields) -> list[_Conversation]:
     """A preference as two conversations of one task."""
-    both = [_of_messages(answer) for answer in read_preference(fields)]
+    both = [_of_messages(answer) for answer in preferences.read_preference(fields)]
     better, worse = fields.get("chosen_score"), fields.get("rejected_score")
     if better is None or worse is None:
         better, worse = 1.0, 0.0

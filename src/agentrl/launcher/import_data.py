@@ -59,9 +59,9 @@ def main(argv: Sequence[str]) -> int:
 def _not_kept(imported: Imported) -> list[str]:
     """Sentences on what the run does not keep of the file."""
     lines = []
-    if imported.unread:
-        named = [f"{name} ({n:,} rows)" for name, n in imported.unread.items()]
-        lines.append(f"fields of messages that are not kept: {', '.join(sorted(named))}")
+    for whose, counted in (("rows", imported.not_kept), ("messages", imported.unread)):
+        named = ", ".join(sorted(f"{name} ({n:,} rows)" for name, n in counted.items()))
+        lines += [f"fields of {whose} that are not kept: {named}"] if named else []
     if imported.n_lacking:
         lines.append(
             "null in arguments of calls and in tools is taken for a field that the table's row "

@@ -34,6 +34,9 @@ _JUDGEMENTS = ("label", "kto_tag")  # TRL's and ms-swift's, LLaMA-Factory's
 _FALSE = ("false", "0", "0.0", "-1", "-1.0", "rejected", "undesirable")
 _MARKS = ("train", "weight")  # of a row, as those of a message
 _LAYOUTS = (("messages",), ("conversations",), ("prompt", "completion"), ("text",))
+READ_FIELDS = frozenset(
+    {*_OF_MESSAGES, *_SYSTEM_FIELDS, *_MARKS, "text", "tools", "functions"}
+)  # of a row
 # What a row holds beside its text that a training on text would lose.
 _NOT_FOLLOWED = {
     **NO_TEXT,

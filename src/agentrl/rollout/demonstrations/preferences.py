@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
+from agentrl.rollout.demonstrations import layouts
 from agentrl.rollout.demonstrations.layouts import (
     Demonstration,
     PlainText,
@@ -32,6 +33,7 @@ from agentrl.rollout.demonstrations.messages import kind, read_message
 LAYOUTS = "chosen and rejected, both as messages or both as texts, with or without prompt"
 _CONVERSATIONS = ("conversations", "messages")
 _QUESTION = ("question", "instruction", "input")
+READ_FIELDS = layouts.READ_FIELDS.union(_QUESTION)  # of a row
 # The forms of a question: the texts of these fields, a line each.
 _QUESTIONS = (("question",), ("instruction",), ("instruction", "input"), ("input",))
 # What may stand beside two texts that begin with their prompt, and is no part of it.
