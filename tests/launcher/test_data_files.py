@@ -271,6 +271,17 @@ def test_a_table_holds_no_arguments_that_its_calls_lack(
     ] == [{"bin": "R5"}, {"shelf": "2"}]
 
 
+def test_a_null_that_a_call_has_comes_back_from_a_table_that_export_wrote(run: str) -> None:
+    asked = {"role": "user", "content": "?"}
+    called = {"role": "assistant", "content": "", "tool_calls": [call(None)]}
+    imported(run, [{"messages": [asked, called]}])
+    again = f"{run[:30]}-b"
+    table = exported(run, "messages", "parquet")
+    assert main(["import", str(table), "--run_name", again]) == 0
+    [row] = rows_of(exported(again, "messages"))
+    assert row["messages"] == [asked, called]
+
+
 def test_turns_before_a_pair_and_those_without_training_stay_so(run: str) -> None:
     def said(content: str, **marks: Any) -> dict[str, Any]:
         return {"role": "assistant", "content": content, **marks}
