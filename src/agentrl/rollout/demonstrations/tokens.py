@@ -1,7 +1,7 @@
 """A demonstration as the token tree of a rollout that said the same.
 
-The prompt is rendered, the demonstrated turn is written as the chat template writes it behind that
-prompt, and the conversation goes on from there as in sampling (`rollout.chat.conversation`). The
+The prompt is rendered, the demonstrated turn is written as the chat template writes it behind such
+a prompt, and the conversation goes on from there as in sampling (`rollout.chat.conversation`). The
 mask is 1 on the turn's tokens and on the token that ends it: no more is sampled, and no less.
 """
 
@@ -15,7 +15,7 @@ from agentrl.rollout.chat import ChatRenderer, Conversation, Message
 from agentrl.rollout.chat.capabilities import Tools
 from agentrl.rollout.chat.tokens import TokenContext
 from agentrl.rollout.chat.turns import TurnReading, find_thought
-from agentrl.rollout.chat.written import WrittenTurn, follows_prompt, saying, written_turn
+from agentrl.rollout.chat.written import WrittenTurn, saying, turn_behind
 from agentrl.rollout.demonstrations.call_ids import CallIds, with_ids
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
 from agentrl.rollout.demonstrations.left_out import refuse_left_out
@@ -39,8 +39,8 @@ def demonstrated_tree(
     `remark` is called with sentences on what the user may not expect.
 
     Raises `ValueError`, with one sentence that continues after the row's place, if the chat
-    template refuses the messages, leaves out what is said to the model, or does not write one of
-    the assistant's messages behind its own prompt, so that no mask of it is exact.
+    template refuses the messages, leaves out what is said to the model, or writes one of the
+    assistant's messages behind no prompt like its own, so that no mask of it is exact.
     """
     messages = shown.messages
     turns = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
@@ -120,17 +120,15 @@ def _written(
     ids: Sequence[str],
 ) -> WrittenTurn:
     """The turn, its calls with these ids."""
-
-    def close(message: Message) -> str:
-        return conversation.render_closed(with_ids(message, said, ids))
-
     prompt = conversation.prompt_text
-    if not follows_prompt(renderer, prompt, close, said):
-        raise ValueError(
-            "the chat template does not write it behind the prompt that it is sampled from, so "
-            "that no mask of it is exact"
-        )
-    written = written_turn(renderer, prompt, close, said)
+    written = turn_behind(
+        renderer,
+        prompt,
+        conversation.render_closed,
+        said,
+        answers=conversation.entries[-1].message["role"] != "assistant",
+        put=lambda turn: with_ids(turn, said, ids),
+    )
     if written.left_out:
         raise ValueError(f"the chat template leaves out {written.left_out[0][:60]!r}")
     refuse_misread(renderer, prompt, written.text, said, tools)
