@@ -70,7 +70,7 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
             {"prompt": [QUESTION], "completion": [{"role": "assistant", "content": "9"}]},
             "9<|im_end|>",
         ),
-        ({"prompt": "one ", "completion": "two"}, "two<|im_end|>"),
+        ({"prompt": "one", "completion": " two"}, " two<|im_end|>"),
         ({"text": "all of it"}, "all of it<|im_end|>"),
         ({"messages": json.dumps([QUESTION, ANSWER])}, "7<|im_end|>"),
         ({"prompt": json.dumps([QUESTION]), "completion": json.dumps([ANSWER])}, "7<|im_end|>"),

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from agentrl.databases.token_tree import TokenTree
+import numpy as np
+
+from agentrl.databases.token_tree import TokenTree, common_prefix
 from agentrl.policy_version import VersionSpan
 from agentrl.rollout.chat import ChatRenderer, Conversation, Message
 from agentrl.rollout.chat.capabilities import Tools
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _ADDED_THOUGHT = "thoughts that the chat template does not write are trained before the turn"
+_JOINED = "the end of the prompt joins the text behind it in one token, and is trained with it"
 
 
 def demonstrated_tree(
@@ -152,18 +155,33 @@ def _said(renderer: ChatRenderer, message: Message) -> TurnReading:
     return saying(thought, content, calls)
 
 
-def plain_tree(tokenizer: "PreTrainedTokenizerBase", shown: PlainText) -> TokenTree:
-    """Prompt and completion as the tokenizer has them, and the token that ends a text, once.
+def plain_trees(
+    tokenizer: "PreTrainedTokenizerBase",
+    answers: Sequence[PlainText],
+    remark: Callable[[str], None] = lambda sentence: None,
+) -> list[TokenTree]:
+    """Texts behind one prompt as the tokenizer has them, each with the token that ends a text, once.
+
+    As in TRL, each is encoded with its prompt as one text, and the completion begins where the
+    prompt by itself has other tokens: encoded alone it could begin with a space that no text has.
 
     Raises `ValueError` if there is nothing to train, or if the tokenizer has no such token.
     """
-    if tokenizer.eos_token_id is None:
-        raise ValueError("cannot end: the tokenizer has no eos_token, which ends a text")
-    prompt = list(tokenizer(shown.prompt)["input_ids"]) if shown.prompt else []
-    said = list(tokenizer(shown.completion, add_special_tokens=not prompt)["input_ids"])
-    if not said:
-        raise ValueError("has an empty text to train")
     end = tokenizer.eos_token_id
-    ids = [*prompt, *said] if said[-1] == end else [*prompt, *said, end]
-    trained = [0] * len(prompt) + [1] * (len(ids) - len(prompt))
+    if end is None:
+        raise ValueError("cannot end: the tokenizer has no eos_token, which ends a text")
+    prompt = list(tokenizer(answers[0].prompt)["input_ids"]) if answers[0].prompt else []
+    texts = [list(tokenizer(shown.prompt + shown.completion)["input_ids"]) for shown in answers]
+    n_silent = min(common_prefix(np.array(prompt), np.array(ids)) for ids in texts)
+    if not all(
+        shown.completion and ids[n_silent:] for shown, ids in zip(answers, texts, strict=True)
+    ):
+        raise ValueError("has an empty text to train")
+    if n_silent < len(prompt) and prompt[n_silent:] != [end]:
+        remark(_JOINED)
+    return [_plain_tree(ids if ids[-1] == end else [*ids, end], n_silent) for ids in texts]
+
+
+def _plain_tree(ids: list[int], n_silent: int) -> TokenTree:
+    trained = [0] * n_silent + [1] * (len(ids) - n_silent)
     return TokenTree.line(ids, mask=trained, advantages=trained)
