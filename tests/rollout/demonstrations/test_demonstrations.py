@@ -12,6 +12,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 from transformers import AutoTokenizer
 
 from agentrl.databases.token_tree import TokenTree
@@ -466,15 +467,17 @@ def test_what_a_killed_preparation_left_is_removed_and_rows_are_not(tmp_path: Pa
     remove_unfinished(tmp_path / "none")
 
 
-def test_a_table_trains_the_arguments_and_schemas_that_its_rows_had(tmp_path: Path) -> None:
-    def row(name: str, **arguments: Any) -> dict[str, Any]:
-        """A row with a call of its own tool."""
-        function = {"name": name, "arguments": arguments}
-        types = {key: {"type": "integer", "enum": [1, None]} for key in arguments}
-        tool = {"name": name, "description": "d", "parameters": {"properties": types}}
-        called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
-        return {"messages": [QUESTION, called], "tools": [tool]}
+def with_own_tool(name: str, **arguments: Any) -> dict[str, Any]:
+    """A row with a call of its own tool."""
+    function = {"name": name, "arguments": arguments}
+    types = {key: {"type": "integer", "enum": [1, None]} for key in arguments}
+    tool = {"name": name, "description": "d", "parameters": {"properties": types}}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    return {"messages": [QUESTION, called], "tools": [tool]}
 
+
+def test_a_table_trains_the_arguments_and_schemas_that_its_rows_had(tmp_path: Path) -> None:
+    row = with_own_tool
     rows = [row("stock", bin=1), row("add", x=1, y=[{"a": 1}, {"b": 2}]), row("now")]
     [*lines] = prepared(tmp_path, rows)
     table = tmp_path / "rows.parquet"
@@ -484,6 +487,26 @@ def test_a_table_trains_the_arguments_and_schemas_that_its_rows_had(tmp_path: Pa
     assert trained(lines[0]).startswith('<tool_call>\n{"name": "stock", "arguments": {"bin": 1}}')
     [(said, n_rows)] = of_table.remarks.items()
     assert said.startswith("null in arguments of calls and in tools is taken for") and n_rows == 3
+
+    # The table as text, as `datasets` writes it: its schemas tell.
+    text = tmp_path / "table.jsonl"
+    Dataset.from_list(rows).to_json(text)
+    assert '"x":null' in text.read_text().splitlines()[0]
+    of_text = prepare_rows(text, tmp_path / "out", Preparation(DEMO, {}, 384))
+    assert [*TreeFile(of_text.folder)] == lines
+    assert of_text.remarks == of_table.remarks
+
+
+def test_nulls_of_a_text_that_is_no_table_are_trained_and_told(tmp_path: Path) -> None:
+    row = with_own_tool("stock", bin=None)
+    parameters = row["tools"][0]["parameters"]
+    parameters["properties"] = {"bin": True, "properties": {"type": "integer", "default": None}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in (row, with_own_tool("a", b=1))))
+    made = prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384))
+    assert '{"bin": null}' in trained(TreeFile(made.folder)[0])
+    told = "null in arguments of calls is trained as it is given: only in tables it is a field"
+    assert made.remarks == {f"{told} left out": 1}
 
 
 def test_a_thought_that_the_template_does_not_write_is_told(tmp_path: Path) -> None:

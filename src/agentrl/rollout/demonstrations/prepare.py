@@ -24,7 +24,7 @@ from agentrl.databases.tree_file import TreeFile, TreeFileError, write_trees
 from agentrl.file_digest import Digest, file_digest
 from agentrl.importing import importing
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.demonstrations.absent import without_absent
+from agentrl.rollout.demonstrations.absent import as_given
 from agentrl.rollout.demonstrations.layouts import (
     Demonstration,
     PlainText,
@@ -35,7 +35,6 @@ from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_trees
 
 _FORMAT = "5"  # of the trees: a change makes all files be prepared anew
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_ABSENT = "null in arguments of calls and in tools is taken for a field that the table's row lacks"
 _CHUNK = 64  # rows that a worker takes at once
 _ALONE = 512  # rows that are sooner prepared than processes are started
 
@@ -218,10 +217,9 @@ def _make(maker: "_Maker", file: Path, row: Row) -> MadeRow:
     if row.problem is not None:
         return MadeRow(place, row.problem)
     try:
-        if not is_table(file) or (fields := without_absent(row.fields)) == row.fields:
-            return maker.made(place, row.fields)
+        fields, remark = as_given(row.fields, is_table(file))
         made = maker.made(place, fields)
-        return made._replace(remarks=made.remarks | {_ABSENT})
+        return made._replace(remarks=made.remarks | {remark}) if remark else made
     except UnusableRows:
         raise  # it is not the row
     except ValueError as error:

@@ -141,7 +141,10 @@ def _written(
 
 
 def _said(renderer: ChatRenderer, message: Message) -> TurnReading:
-    """What a turn says. A thought in its content is one, if the template has a notation for it."""
+    """What a turn says. A thought in its content is one, if the template has a notation for it.
+
+    Raises `ValueError` if a field has another thought.
+    """
     calls = [
         ParsedCall(call["function"]["name"], call["function"]["arguments"])
         for call in message.get("tool_calls", ())
@@ -149,8 +152,11 @@ def _said(renderer: ChatRenderer, message: Message) -> TurnReading:
     thought, content = message.get("reasoning_content", ""), message["content"]
     capabilities = renderer.capabilities
     begins = content.lstrip().startswith(capabilities.thought_marks.open)
-    if begins and not thought and capabilities.writes_thoughts:
-        thought, end = find_thought(content, capabilities.thought_marks)
+    if begins and capabilities.writes_thoughts:
+        inline, end = find_thought(content, capabilities.thought_marks)
+        if thought and inline and inline != thought.strip():
+            raise ValueError("has a thought in its content, and another one in a field")
+        thought = thought or inline
         content = content[end:].lstrip("\n") if end else content
     return saying(thought, content, calls)
 
@@ -160,7 +166,7 @@ def plain_trees(
     answers: Sequence[PlainText],
     remark: Callable[[str], None] = lambda sentence: None,
 ) -> list[TokenTree]:
-    """Texts behind one prompt as the tokenizer has them, each with the token that ends a text, once.
+    """Texts behind one prompt as the tokenizer has them, with the token that ends a text, once.
 
     As in TRL, each is encoded with its prompt as one text, and the completion begins where the
     prompt by itself has other tokens: encoded alone it could begin with a space that no text has.
