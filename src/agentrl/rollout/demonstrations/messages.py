@@ -13,7 +13,8 @@ Messages may be a text with their JSON, as in tables that have no lists.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +79,15 @@ def read_message(number: int, given: Any) -> ReadMessage:
 
     Raises `ValueError` with one sentence that continues after the row's place.
     """
-    try:
+    with naming(number):
         return _read(given)
+
+
+@contextmanager
+def naming(number: int) -> Iterator[None]:
+    """Errors within name the message, counted from 1."""
+    try:
+        yield
     except ValueError as error:
         raise ValueError(f"message {number}: {error}") from None
 

@@ -5,8 +5,8 @@ prompt, and the conversation goes on from there as in sampling (`rollout.chat.co
 mask is 1 on the turn's tokens and on the token that ends it: no more is sampled, and no less.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ from agentrl.rollout.chat.written import WrittenTurn, follows_prompt, saying, wr
 from agentrl.rollout.demonstrations.call_ids import CallIds, with_ids
 from agentrl.rollout.demonstrations.layouts import Demonstration, PlainText
 from agentrl.rollout.demonstrations.left_out import refuse_left_out
+from agentrl.rollout.demonstrations.messages import naming
 from agentrl.rollout.demonstrations.read_back import refuse_misread, refuse_stops
 from agentrl.rollout.tool_calls import ParsedCall
 
@@ -56,7 +57,7 @@ def demonstrated_tree(
     context.begin_segment(conversation.prompt_ids)
     call_ids = CallIds(renderer)
     for at, following in zip(turns, [*turns[1:], len(messages)], strict=True):
-        with _naming(at):
+        with naming(at + 1):
             output, adds_thought = _turn_ids(
                 renderer, conversation, messages[at], shown.tools, call_ids
             )
@@ -67,10 +68,7 @@ def demonstrated_tree(
         context.add_turn(output, [0.0] * len(output), [span], mask)
         if at == last:
             return context.tree()
-        added = []
-        for number in range(at + 1, following):
-            with _naming(number):
-                added.append(call_ids.answered(messages[number]))
+        added = call_ids.answered(messages[at + 1 : following], first=at + 2)
         onward = conversation.extend(output, added)
         refuse_left_out(conversation, at + 1)
         if onward.extends:
@@ -78,15 +76,6 @@ def demonstrated_tree(
         else:
             context.begin_segment(onward.ids, onward.drift)
     raise AssertionError("the last trained turn is one of the turns")
-
-
-@contextmanager
-def _naming(at: int) -> Iterator[None]:
-    """Errors within name the message, counted from 1."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"message {at + 1}: {error}") from None
 
 
 def _turn_ids(
