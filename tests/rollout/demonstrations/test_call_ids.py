@@ -154,3 +154,20 @@ def test_a_result_of_no_call_and_two_calls_with_one_id_are_named(family: str) ->
     twice = [QUESTION, calls(stock="call_1", order="call_1"), result("stock", "call_1", "4"), DONE]
     with pytest.raises(ValueError, match=r"^message 2: has two calls with one `id`"):
         prepared_text(family, twice)
+
+
+def test_ids_may_be_numbers_from_0() -> None:
+    messages = two_turns("a", "b", "c")
+    numbered = deepcopy(messages)
+    for at, call in enumerate([*numbered[1]["tool_calls"], *numbered[4]["tool_calls"]]):
+        call["id"] = at
+    for at, number in ((2, 0), (3, 1), (5, 2)):
+        numbered[at]["tool_call_id"] = number
+    assert prepared_text("qwen3", numbered) == prepared_text("qwen3", messages)
+
+
+def test_an_empty_id_of_a_result_is_none() -> None:
+    messages = two_turns("a", "b", "c")
+    for at in (2, 3, 5):
+        messages[at]["tool_call_id"] = ""
+    assert prepared_text("qwen3", messages) == prepared_text("qwen3", two_turns("a", "b", "c"))

@@ -320,7 +320,7 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
             "has `system` beside a prompt that is a text without a chat template",
         ),
         ({"prompt": "?", "completion": "7", "tools": [{"name": "f"}]}, "has `tools` beside"),
-        ({"messages": [QUESTION, ANSWER], "tools": ["f"]}, "objects but a list with a str"),
+        ({"messages": [QUESTION, ANSWER], "tools": ["f"]}, "has `tools` that are no JSON"),
         (
             {"messages": [QUESTION, ANSWER], "tools": [{"parameters": {}}]},
             "has a tool without a name",
@@ -465,6 +465,28 @@ def test_what_a_killed_preparation_left_is_removed_and_rows_are_not(tmp_path: Pa
     remove_unfinished(rows.parent)
     assert not partial.exists() and len(TreeFile(rows)) == 1
     remove_unfinished(tmp_path / "none")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": json.dumps([STOCK])},
+        {"tools": [json.dumps(STOCK)]},
+        {"functions": json.dumps([json.dumps(STOCK)]), "tools": "[]"},
+    ],
+)
+def test_tools_may_be_json_as_a_whole_or_each(fields: dict[str, Any]) -> None:
+    shown = read_demonstration({"messages": [QUESTION, ANSWER], **fields})
+    assert isinstance(shown, Demonstration)
+    assert shown.tools == ({"type": "function", "function": STOCK},)
+
+
+@pytest.mark.parametrize("nothing", ["null", "[]", " [ ] "])
+def test_fields_with_the_json_of_nothing_are_empty(nothing: str) -> None:
+    row = {"messages": [QUESTION, ANSWER], "tools": nothing, "images": nothing}
+    shown = read_demonstration(row)
+    assert isinstance(shown, Demonstration) and shown.tools == ()
+    read_demonstration({"prompt": "a", "completion": "b", "tools": nothing})
 
 
 def with_own_tool(name: str, **arguments: Any) -> dict[str, Any]:

@@ -96,7 +96,7 @@ def _read(given: Any) -> ReadMessage:
     if not isinstance(given, dict):
         raise ValueError(f"is not an object but {kind(given)}")
     for name, why in _NOT_FOLLOWED.items():
-        if given.get(name):
+        if says(given.get(name)):
             raise ValueError(f"has `{name}`, {why}")
     speaker, role = _speaker(given)
     message: Message = {"role": role}
@@ -116,10 +116,11 @@ def _read(given: Any) -> ReadMessage:
     if calls:
         message["tool_calls"] = calls
     for name in _NAMES:
-        if given.get(name) is not None:
+        if given.get(name) not in (None, ""):
             message[name] = str(given[name])
     # False and 0 are told too: they may say not to train it.
-    unread = {name for name, value in given.items() if value not in _NOTHING and name not in _READ}
+    known = _READ | _NOT_FOLLOWED.keys()
+    unread = {name for name, value in given.items() if value not in _NOTHING and name not in known}
     unread |= {f"tool_calls.{name}" for call in raw_calls for name in _unread_of_call(call)}
     if role != "assistant":
         unread |= {name for name in THOUGHT_FIELDS if given.get(name)}
@@ -146,6 +147,13 @@ def read_json_messages(name: str, value: Any) -> Any:
         for one in (read if isinstance(read, list) else [read])
     )
     return read if holds_message else value
+
+
+def says(value: Any) -> bool:
+    """Whether a field holds something; the JSON of nothing, such as `[]`, is nothing too."""
+    if isinstance(value, str) and (value.strip() == "null" or _of_json(value) in ([], {})):
+        return False
+    return bool(value)
 
 
 def is_system(given: Any) -> bool:
@@ -226,7 +234,8 @@ def _thought(given: Mapping[str, Any]) -> str:
 
 def _raw_calls(given: Mapping[str, Any], speaker: str, text: str | None) -> list[Any]:
     """The calls of a message as they are written, in whichever form."""
-    forms = {name: given[name] for name in ("tool_calls", _CALLS) if given.get(name)}
+    forms = {name: given[name] for name in ("tool_calls", _CALLS) if says(given.get(name))}
+    forms = {name: form for name, form in forms.items() if not _is_absent(form)}
     if speaker == _CALLS:
         forms["value"] = text
     if len(forms) > 1:
@@ -237,8 +246,17 @@ def _raw_calls(given: Mapping[str, Any], speaker: str, text: str | None) -> list
             calls = [calls]
         if not isinstance(calls, list) or not calls:
             raise ValueError(f"`{name}` is no call and no list of calls ({kind(form)})")
-        return calls
+        return [call for call in calls if not _is_absent(call)]
     return []
+
+
+def _is_absent(call: Any) -> bool:
+    """Whether a call, or each of a list, says nothing: a table has null for all that it lacks."""
+    if isinstance(call, list):
+        return all(map(_is_absent, call))
+    if isinstance(call, dict):
+        return bool(call) and all(each == {} or _is_absent(each) for each in call.values())
+    return call is None
 
 
 def read_call(given: Any) -> dict[str, Any]:
@@ -253,7 +271,7 @@ def read_call(given: Any) -> dict[str, Any]:
         raise ValueError(f"a call of {name} has no arguments, but {others}, which is not read")
     called = {"name": name, "arguments": _arguments(name, written)}
     call = {"type": "function", "function": called}
-    return {**call, "id": str(given["id"])} if given.get("id") else call
+    return call if given.get("id") in (None, "") else {**call, "id": str(given["id"])}
 
 
 def _arguments(name: str, given: Any) -> dict[str, Any]:
