@@ -12,29 +12,29 @@ there a property may be null, which no schema has.
 from collections.abc import Mapping
 from typing import Any
 
-ABSENT = "null in arguments of calls and in tools is taken for a field that the table's row lacks"
-GIVEN = (
+_ABSENT = "null in arguments of calls and in tools is taken for a field that the table's row lacks"
+_GIVEN = (
     "null in arguments of calls is trained as it is given: only in tables it is a field left out"
 )
 _ARGUMENTS = ("arguments", "parameters")
 _TOOLS = ("tools", "functions")
 
 
-def as_given(fields: dict[str, Any], in_table: bool) -> tuple[dict[str, Any], str | None]:
+def without_absent(fields: dict[str, Any], in_table: bool) -> tuple[dict[str, Any], str | None]:
     """A row without what its arguments and schemas lack, and a sentence on its nulls, if any.
 
     `in_table`: whether it is known to stand in one.
     """
-    present = _without_absent(fields)
+    present = _present_fields(fields)
     if present == fields:
         return fields, None
     if in_table or any(_lacks_property(fields.get(name)) for name in _TOOLS):
-        return present, ABSENT
+        return present, _ABSENT
     tools = {name: fields[name] for name in _TOOLS if name in fields}
-    return fields, GIVEN if {**present, **tools} != fields else None
+    return fields, _GIVEN if {**present, **tools} != fields else None
 
 
-def _without_absent(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _present_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: _present(value) if name in (*_ARGUMENTS, *_TOOLS) else _within(value)
         for name, value in fields.items()
@@ -43,7 +43,7 @@ def _without_absent(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 def _within(value: Any) -> Any:
     if isinstance(value, dict):
-        return _without_absent(value)
+        return _present_fields(value)
     return [_within(item) for item in value] if isinstance(value, list) else value
 
 

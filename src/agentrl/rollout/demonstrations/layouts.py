@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.databases.task_file.file_rows import parse_inner
 from agentrl.rollout.chat import Message, ToolSchema
+from agentrl.rollout.demonstrations.joined_calls import with_joined_calls
 from agentrl.rollout.demonstrations.messages import (
     NO_TEXT,
     is_system,
@@ -132,7 +133,8 @@ def read_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
         if says(fields.get(name)):
             raise ValueError(f"has `{name}`, {why}")
     read = {name: read_json_messages(name, fields[name]) for name in _OF_MESSAGES if name in fields}
-    return {**fields, **read}
+    joined = {name: with_joined_calls(v) if isinstance(v, list) else v for name, v in read.items()}
+    return {**fields, **joined}
 
 
 def _refuse_judged(fields: Mapping[str, Any]) -> None:

@@ -27,14 +27,15 @@ _ROLES = {
     "system": "system", "developer": "developer", "user": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", _CALLS: "assistant",
     "tool": "tool", "function": "tool", "observation": "tool",
+    "tool_response": "tool",
 }  # fmt: skip
 # Whether a message is trained: as Axolotl, OpenAI, ms-swift and Megatron name it.
-_MARKS = ("train", "weight", "loss", "loss_mask")
+MARKS = ("train", "weight", "loss", "loss_mask")
 # Other names of it, which are not followed: a turn that is not to be trained would be.
 _OTHER_MARKS = ("training", "trainable", "loss_scale")
 _NAMES = ("name", "tool_call_id")
 _READ = {
-    "role", "from", "content", "value", "tool_calls", _CALLS, *_MARKS, *_NAMES, *THOUGHT_FIELDS,
+    "role", "from", "content", "value", "tool_calls", _CALLS, *MARKS, *_NAMES, *THOUGHT_FIELDS,
 }  # fmt: skip
 # Fields of messages and of rows that hold something else than text.
 NO_TEXT = dict.fromkeys(
@@ -183,10 +184,10 @@ def _trained(given: Mapping[str, Any], role: str) -> bool:
     for name in _OTHER_MARKS:
         if role == "assistant" and given.get(name) not in (None, 1):
             raise ValueError(
-                f"has `{name}` {given[name]!r}, which is not followed: name it `{_MARKS[0]}`, "
+                f"has `{name}` {given[name]!r}, which is not followed: name it `{MARKS[0]}`, "
                 "with true or false"
             )
-    trained = marked(given, *_MARKS)
+    trained = marked(given, *MARKS)
     if role != "assistant" and trained:
         raise ValueError(f"only the assistant's messages are trained, not {role}")
     return role == "assistant" and trained is not False

@@ -24,7 +24,7 @@ from agentrl.databases.tree_file import TreeFile, TreeFileError, write_trees
 from agentrl.file_digest import Digest, file_digest
 from agentrl.importing import importing
 from agentrl.rollout.chat import ChatRenderer
-from agentrl.rollout.demonstrations.absent import as_given
+from agentrl.rollout.demonstrations.absent import without_absent
 from agentrl.rollout.demonstrations.layouts import (
     Demonstration,
     PlainText,
@@ -217,7 +217,7 @@ def _make(maker: "_Maker", file: Path, row: Row) -> MadeRow:
     if row.problem is not None:
         return MadeRow(place, row.problem)
     try:
-        fields, remark = as_given(row.fields, is_table(file))
+        fields, remark = without_absent(row.fields, is_table(file))
         made = maker.made(place, fields)
         return made._replace(remarks=made.remarks | {remark}) if remark else made
     except UnusableRows:
