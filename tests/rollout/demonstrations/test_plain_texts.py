@@ -27,6 +27,7 @@ PAIRS = [
     {"prompt": "Human: well?\n\nAssistant: ", "chosen": "I'm fine", "rejected": "I won't"},
     {"prompt": "Assistant: th", "chosen": "e stock", "rejected": "73"},
     {"chosen": "Human: hi\n\nAssistant: I'm fine", "rejected": "Human: hi\n\nAssistant: No"},
+    {"chosen": "Human: hi\n\nAssistant: I'm fine", "rejected": "Human: hi\n\nAssistant: I won't"},
     {"chosen": "the stock", "rejected": "the bin"},
 ]  # fmt: skip
 
