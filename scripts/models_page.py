@@ -65,7 +65,14 @@ SIZES_OF: Mapping[str, Mapping[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "zaya": {"num_experts_per_tok": 1},
     "kimi_linear": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_token": 2},
-}
+    # As the published one, whose layers choose blocks of keys; by default none does.
+    "minimax_m3_vl_text": {
+        "num_hidden_layers": 2, "layer_types": ["full_attention", "minimax_m3_sparse"],
+        "mlp_layer_types": ["sparse"] * 2,
+        "head_dim": 8, "rotary_dim": 8, "index_n_heads": 2, "index_head_dim": 8,
+        "index_block_size": 16, "index_topk_blocks": 4,
+    },
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from transformers import (
     MixtralConfig,
     OPTConfig,
     PhiConfig,
+    PhimoeConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2MoeConfig,
@@ -51,6 +52,9 @@ NOISY: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen2_moe": lambda: Qwen2MoeConfig(
         **SIZES, num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16,
         attention_dropout=0.5,
+    ),
+    "phimoe": lambda: PhimoeConfig(
+        **SIZES, num_local_experts=4, router_jitter_noise=0.2, input_jitter_noise=0.5
     ),
     "stablelm": lambda: StableLmConfig(**SIZES, hidden_dropout=0.5),
     "bamba": lambda: BambaConfig(

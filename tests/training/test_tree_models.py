@@ -138,3 +138,14 @@ def test_a_model_that_drops_the_tree_on_the_way_is_refused() -> None:
         )
     with pytest.raises(ValueError, match="did not pass the tree on"):
         token_logprobs(model, collate_forest(sequences(), [0, 1, 2]), 64)
+
+
+def test_a_layer_that_hands_on_a_tensor_that_trees_do_not_have_is_refused() -> None:
+    model = make(TREES["qwen3"]())
+    for layer in model.model.layers:
+        attention = layer.self_attn
+        attention.forward = lambda *args, forward=attention.forward, **kw: forward(
+            *args, **kw, block_indices=torch.zeros(1, dtype=torch.long)
+        )
+    with pytest.raises(ValueError, match="asks for block_indices"):
+        token_logprobs(model, collate_forest(sequences(), [0, 1, 2]), 64)

@@ -59,12 +59,12 @@ KINDS: dict[Format, dict[str, Kind]] = {
 
 
 class DataRow(NamedTuple):
-    """A row of a file. `lacks`: whether nulls in its calls or schemas were taken for absence."""
+    """A row of a file. `remark`: a sentence on its nulls, of which tables have some for absence."""
 
     place: str
     format: Format
     fields: dict[str, Any]
-    lacks: bool = False
+    remark: str | None = None
 
 
 def format_of(fields: Mapping[str, Any]) -> Format:
@@ -188,14 +188,14 @@ def read_data(path: Path) -> Iterator[DataRow]:
             place = row.place_in(path)
             if row.problem is not None:
                 raise ValueError(f"{place} {row.problem}")
-            given = without_absent(row.fields) if is_table(path) else row.fields
+            given, remark = without_absent(row.fields, is_table(path))
             format = format_of(given)
             kinds = KINDS["tokens"] if format == "tokens" else _OF_RECORD
             try:
                 fields = {name: _from_file(kinds.get(name), value) for name, value in given.items()}
             except ValueError as error:
                 raise ValueError(f"{place} {error}") from None
-            yield DataRow(place, format, fields, given != row.fields)
+            yield DataRow(place, format, fields, remark)
 
 
 def _from_file(kind: Kind | None, value: Any) -> Any:

@@ -62,7 +62,7 @@ class Imported:
 
     not_kept: how many rows have a field that is not kept, by its name
     unread: the same of fields of their messages
-    n_lacking: rows in which null in calls or schemas was taken for absence
+    remarks: of how many rows a sentence is true, by the sentence
     """
 
     tasks: dict[str, Task] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class Imported:
     tool_lists: dict[str, ToolList] = field(default_factory=dict)
     not_kept: Counter[str] = field(default_factory=Counter)
     unread: Counter[str] = field(default_factory=Counter)
-    n_lacking: int = 0
+    remarks: Counter[str] = field(default_factory=Counter)
 
     @property
     def versions(self) -> list[int]:
@@ -93,8 +93,8 @@ def documents(rows: Iterable[DataRow]) -> Imported:
     made = Imported()
     segments: dict[str, list[tuple[str, Fields]]] = {}
     conversations: dict[str, list[tuple[str, _Conversation]]] = {}
-    for number, (place, format, fields, lacks) in enumerate(rows):
-        made.n_lacking += lacks
+    for number, (place, format, fields, remark) in enumerate(rows):
+        made.remarks.update([remark] if remark else [])
         kept = {*KINDS[format], *_READ[format]}
         made.not_kept.update(name for name, value in fields.items() if value and name not in kept)
         with _at(place):

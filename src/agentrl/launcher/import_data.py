@@ -62,11 +62,7 @@ def _not_kept(imported: Imported) -> list[str]:
     for whose, counted in (("rows", imported.not_kept), ("messages", imported.unread)):
         named = ", ".join(sorted(f"{name} ({n:,} rows)" for name, n in counted.items()))
         lines += [f"fields of {whose} that are not kept: {named}"] if named else []
-    if imported.n_lacking:
-        lines.append(
-            "null in arguments of calls and in tools is taken for a field that the table's row "
-            f"lacks ({imported.n_lacking:,} rows)"
-        )
+    lines += [f"{said} ({n:,} rows)" for said, n in sorted(imported.remarks.items())]
     return lines
 
 

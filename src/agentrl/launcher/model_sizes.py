@@ -8,6 +8,7 @@ from agentrl.configs import Config, ConfigError
 from agentrl.inference.context import read_model_limits
 from agentrl.launcher.placement import Degrees, ModelSizes
 from agentrl.training.model.memory_report import described_model, shape_of
+from agentrl.training.model.text_sizes import TextSizes
 from agentrl.training.parallel import ParallelSizes, check_degrees
 
 _TENSOR = (1, 2, 4, 8)
@@ -24,18 +25,17 @@ def read_sizes(config: Config) -> ModelSizes:
 
 def sizes_of(model: PreTrainedModel, config: Config, context: int | None) -> ModelSizes:
     """The sizes of a model, which may be empty."""
-    text = model.config.get_text_config()
-    key_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    sizes = TextSizes.of(model.config)
+    heads, key_heads = sizes.heads, sizes.key_heads
     return ModelSizes(
         shape=shape_of(model),
-        key_heads=key_heads,
+        key_heads=max(key_heads, 1),
         context=context,
         degrees=frozenset(_degrees(model, config)),
         serving=frozenset(
             gpus
             for gpus in {*_TENSOR, config.services.inf_tp_size}
-            if text.num_attention_heads % gpus == 0
-            and (key_heads % gpus == 0 or gpus % key_heads == 0)
+            if heads % gpus == 0 and (key_heads % gpus == 0 or gpus % key_heads == 0)
         ),
     )
 

@@ -9,11 +9,15 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from aiohttp import web
+from openai import APIStatusError
 
 from agentrl.configs import ConfigError, parse_config
 from agentrl.databases.connection import RunDatabase
@@ -235,7 +239,7 @@ async def test_agents_of_one_turn_and_limits_are_as_with_services(
     assert with_tools == {"for ever", "full"}
 
 
-async def test_what_an_api_answers_is_told_apart() -> None:
+async def test_what_an_api_answers_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     replies: list[dict[str, Any] | int] = []
     async with api(lambda body: replies.pop(0)) as served:
 
@@ -248,7 +252,7 @@ async def test_what_an_api_answers_is_told_apart() -> None:
         with pytest.raises(EndpointUnreachable, match="gives no answer of model big") as slow:
             await ask(429, 429, 429)
         assert slow.value.for_now
-        for status in (401, 403, 404):
+        for status in (401, 402, 403, 404):
             with pytest.raises(EndpointUnreachable) as refused:
                 await ask(status, status)  # the second request is another one
             assert refused.value.denied and not refused.value.for_now
@@ -266,11 +270,26 @@ async def test_what_an_api_answers_is_told_apart() -> None:
         assert [sorted(r)[0] for r in served.requests] == ["max_tokens", "max_completion_tokens"]
         with pytest.raises(EndpointUnreachable):
             await ask(*[{"object": "error"}] * 5)
+        # A router's way to hand on an overload; any other answer would be one of eight.
+        handed_on = {"error": {"code": 503, "message": "no provider has room"}}
+        monkeypatch.setattr(endpoint_module, "_MOST_FAILURES", 1)
+        assert (await ask(handed_on, says("yes"))).content == "yes"
     began = time.monotonic()
     with pytest.raises(EndpointUnreachable):
         async with ChatEndpoint(model_of(served), {}, patience_s=0.7) as endpoint:
             await endpoint.complete([{"role": "user", "content": "?"}], (), 5)
     assert time.monotonic() - began < 30
+
+
+def test_a_pause_that_an_api_asks_for_is_a_number_or_a_date() -> None:
+    def pause(asked: str) -> float:
+        request = httpx2.Request("POST", "http://api/")
+        answer = httpx2.Response(429, headers={"Retry-After": asked}, request=request)
+        return endpoint_module._asked_pause(APIStatusError("", response=answer, body=None))
+
+    in_ten_s = format_datetime(datetime.now(UTC) + timedelta(seconds=10), usegmt=True)
+    assert 5 < pause(in_ten_s) <= 10
+    assert [pause(asked) for asked in ("7", "-1", "nan", "soon", "9999")] == [7, 0, 0, 0, 30]
 
 
 def no_turn(body: dict[str, Any]) -> bool:
@@ -403,7 +422,7 @@ async def test_calls_of_other_forms_are_made_and_others_are_format_errors(
     assert ids == [["c"], ["call_0_0"], ["call_0_0", "call_0_1"]]
 
 
-@pytest.mark.parametrize("status", [401, 403, 404, 500])
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 500])
 async def test_an_api_that_refuses_all_from_now_on_ends_the_evaluation_which_then_goes_on(
     status: int, database: RunDatabase, mongod: EmbeddedMongod
 ) -> None:

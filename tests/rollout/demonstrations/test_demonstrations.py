@@ -12,6 +12,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 from transformers import AutoTokenizer
 
 from agentrl.databases.token_tree import TokenTree
@@ -70,7 +71,7 @@ def prepared(tmp_path: Path, rows: list[Any], model: Path = DEMO, **flags: Any) 
             {"prompt": [QUESTION], "completion": [{"role": "assistant", "content": "9"}]},
             "9<|im_end|>",
         ),
-        ({"prompt": "one ", "completion": "two"}, "two<|im_end|>"),
+        ({"prompt": "one", "completion": " two"}, " two<|im_end|>"),
         ({"text": "all of it"}, "all of it<|im_end|>"),
         ({"messages": json.dumps([QUESTION, ANSWER])}, "7<|im_end|>"),
         ({"prompt": json.dumps([QUESTION]), "completion": json.dumps([ANSWER])}, "7<|im_end|>"),
@@ -319,7 +320,7 @@ def test_a_message_that_the_template_leaves_out_is_named() -> None:
             "has `system` beside a prompt that is a text without a chat template",
         ),
         ({"prompt": "?", "completion": "7", "tools": [{"name": "f"}]}, "has `tools` beside"),
-        ({"messages": [QUESTION, ANSWER], "tools": ["f"]}, "objects but a list with a str"),
+        ({"messages": [QUESTION, ANSWER], "tools": ["f"]}, "has `tools` that are no JSON"),
         (
             {"messages": [QUESTION, ANSWER], "tools": [{"parameters": {}}]},
             "has a tool without a name",
@@ -466,15 +467,39 @@ def test_what_a_killed_preparation_left_is_removed_and_rows_are_not(tmp_path: Pa
     remove_unfinished(tmp_path / "none")
 
 
-def test_a_table_trains_the_arguments_and_schemas_that_its_rows_had(tmp_path: Path) -> None:
-    def row(name: str, **arguments: Any) -> dict[str, Any]:
-        """A row with a call of its own tool."""
-        function = {"name": name, "arguments": arguments}
-        types = {key: {"type": "integer", "enum": [1, None]} for key in arguments}
-        tool = {"name": name, "description": "d", "parameters": {"properties": types}}
-        called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
-        return {"messages": [QUESTION, called], "tools": [tool]}
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"tools": json.dumps([STOCK])},
+        {"tools": [json.dumps(STOCK)]},
+        {"functions": json.dumps([json.dumps(STOCK)]), "tools": "[]"},
+    ],
+)
+def test_tools_may_be_json_as_a_whole_or_each(fields: dict[str, Any]) -> None:
+    shown = read_demonstration({"messages": [QUESTION, ANSWER], **fields})
+    assert isinstance(shown, Demonstration)
+    assert shown.tools == ({"type": "function", "function": STOCK},)
 
+
+@pytest.mark.parametrize("nothing", ["null", "[]", " [ ] "])
+def test_fields_with_the_json_of_nothing_are_empty(nothing: str) -> None:
+    row = {"messages": [QUESTION, ANSWER], "tools": nothing, "images": nothing}
+    shown = read_demonstration(row)
+    assert isinstance(shown, Demonstration) and shown.tools == ()
+    read_demonstration({"prompt": "a", "completion": "b", "tools": nothing})
+
+
+def with_own_tool(name: str, **arguments: Any) -> dict[str, Any]:
+    """A row with a call of its own tool."""
+    function = {"name": name, "arguments": arguments}
+    types = {key: {"type": "integer", "enum": [1, None]} for key in arguments}
+    tool = {"name": name, "description": "d", "parameters": {"properties": types}}
+    called = {"role": "assistant", "content": None, "tool_calls": [{"function": function}]}
+    return {"messages": [QUESTION, called], "tools": [tool]}
+
+
+def test_a_table_trains_the_arguments_and_schemas_that_its_rows_had(tmp_path: Path) -> None:
+    row = with_own_tool
     rows = [row("stock", bin=1), row("add", x=1, y=[{"a": 1}, {"b": 2}]), row("now")]
     [*lines] = prepared(tmp_path, rows)
     table = tmp_path / "rows.parquet"
@@ -484,6 +509,26 @@ def test_a_table_trains_the_arguments_and_schemas_that_its_rows_had(tmp_path: Pa
     assert trained(lines[0]).startswith('<tool_call>\n{"name": "stock", "arguments": {"bin": 1}}')
     [(said, n_rows)] = of_table.remarks.items()
     assert said.startswith("null in arguments of calls and in tools is taken for") and n_rows == 3
+
+    # The table as text, as `datasets` writes it: its schemas tell.
+    text = tmp_path / "table.jsonl"
+    Dataset.from_list(rows).to_json(text)
+    assert '"x":null' in text.read_text().splitlines()[0]
+    of_text = prepare_rows(text, tmp_path / "out", Preparation(DEMO, {}, 384))
+    assert [*TreeFile(of_text.folder)] == lines
+    assert of_text.remarks == of_table.remarks
+
+
+def test_nulls_of_a_text_that_is_no_table_are_trained_and_told(tmp_path: Path) -> None:
+    row = with_own_tool("stock", bin=None)
+    parameters = row["tools"][0]["parameters"]
+    parameters["properties"] = {"bin": True, "properties": {"type": "integer", "default": None}}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in (row, with_own_tool("a", b=1))))
+    made = prepare_rows(file, tmp_path / "out", Preparation(DEMO, {}, 384))
+    assert '{"bin": null}' in trained(TreeFile(made.folder)[0])
+    told = "null in arguments of calls is trained as it is given: only in tables it is a field"
+    assert made.remarks == {f"{told} left out": 1}
 
 
 def test_a_thought_that_the_template_does_not_write_is_told(tmp_path: Path) -> None:

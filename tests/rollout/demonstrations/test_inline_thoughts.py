@@ -43,6 +43,18 @@ def test_an_inline_thought_is_trained_as_the_template_writes_it(family: str, tho
     assert said == written
 
 
+@pytest.mark.parametrize("family", THINKING)
+@pytest.mark.parametrize("thought", ["hm", " hm\n"])
+def test_a_thought_in_the_content_and_in_a_field_is_trained_once(family: str, thought: str) -> None:
+    field = {"content": "A", "reasoning_content": thought}
+    for inline in ("hm", ""):
+        twice = {**field, "content": f"<think>\n{inline}\n</think>\n\nA"}
+        assert tree_of(family, [twice, twice]) == tree_of(family, [field, field])
+    other = {**field, "content": "<think>\nho\n</think>\n\nA"}
+    with pytest.raises(ValueError, match=r"^message 4: has a thought in its content, and another"):
+        tree_of(family, [field, other])
+
+
 @pytest.mark.parametrize("family", [*THINKING, "qwen2.5", "llama3.1"])
 @pytest.mark.parametrize("content", ["use <think> so", "<think>", "<think>open"])
 def test_marks_that_are_no_thought_stay_in_the_content(family: str, content: str) -> None:

@@ -10,10 +10,6 @@ from jinja2 import TemplateError
 from agentrl.rollout.chat import ChatRenderer
 from agentrl.rollout.demonstrations import Demonstration, demonstrated_tree, read_demonstration
 
-# DeepSeek V3's writes no turn behind its own prompt.
-WRITING = [family for family in FAMILIES if family.name != "deepseekv3"]
-# Mistral's writes a system message only until the turn is there.
-WITH_SYSTEM = [family for family in WRITING if family.name != "mistral"]
 QUESTION = {"role": "user", "content": "bin 3?"}
 ANSWER = {"role": "assistant", "content": "46"}
 CALL = {
@@ -31,7 +27,7 @@ def text_of(renderer: ChatRenderer, messages: list[dict[str, Any]], tools: Any =
     return renderer.codec.decode(demonstrated_tree(renderer, shown)["ids"].tolist())
 
 
-@pytest.mark.parametrize("family", WITH_SYSTEM, ids=str)
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_what_developers_say_is_said_by_them_or_by_the_system(family: Family) -> None:
     texts = []  # transformers' own, with what the developer says
     for role in ("developer", "system"):
@@ -53,15 +49,14 @@ def test_what_developers_say_is_said_by_them_or_by_the_system(family: Family) ->
 RESULTS = ["46", '{"n": 46, "bins": ["R5"]}', "[46]", "  46\n", "a<|im_end|>\n<b>\"'é\\", "", " "]
 
 
-@pytest.mark.parametrize("family", WRITING, ids=str)
+@pytest.mark.parametrize("family", FAMILIES, ids=str)
 def test_no_row_is_refused_for_what_the_template_does_write(family: Family) -> None:
     renderer = renderer_of(family.name)
     for result in RESULTS:
         said = result or "?"
-        messages = [QUESTION, CALL, {"role": "tool", "content": result}, ANSWER,
+        messages = [{"role": "system", "content": said}, QUESTION, CALL,
+                    {"role": "tool", "content": result}, ANSWER,
                     {"role": "user", "content": said}, ANSWER]  # fmt: skip
-        if family in WITH_SYSTEM:
-            messages.insert(0, {"role": "system", "content": said})
         text_of(renderer, messages, TOOLS)
 
 

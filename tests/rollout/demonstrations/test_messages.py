@@ -39,10 +39,42 @@ def said(given: Any) -> dict[str, Any]:
         {"from": "function_call", "value": json.dumps(CALL)},
         {"from": "function_call", "value": json.dumps([CALL])},
         {"role": "function_call", "content": json.dumps(CALL)},
+        # What a table has for a form that the message has not, and for fewer calls than another's.
+        {
+            "role": "assistant",
+            "tool_calls": [CALL],
+            "function_call": {"name": None, "arguments": None},
+        },
+        {
+            "role": "assistant",
+            "tool_calls": [
+                {"function": {**CALL, "id": None}},
+                {"id": None, "function": {"name": None, "arguments": {"bin": None}}},
+                None,
+            ],
+        },
+        {"role": "assistant", "tool_calls": [CALL], "function_call": "null", "tools": "[]"},
+        {"role": "assistant", "tool_calls": " [ ]", "function_call": CALL, "functions": "null"},
     ],
 )
 def test_every_form_of_a_call_is_the_same_call(message: dict[str, Any]) -> None:
     assert read_message(1, message) == ReadMessage(CALLED, True, frozenset())
+
+
+@pytest.mark.parametrize("nothing", ["[]", "null", [{"id": None}], [None], {"name": None}])
+@pytest.mark.parametrize("field", ["tool_calls", "function_call"])
+def test_a_field_of_calls_with_none_is_no_call(field: str, nothing: Any) -> None:
+    answer = {"role": "assistant", "content": "46"}
+    assert said({**answer, field: nothing}) == answer
+    with pytest.raises(ValueError, match="says nothing"):
+        said({"role": "assistant", field: nothing})
+
+
+@pytest.mark.parametrize(("given", "read"), [(0, "0"), (7, "7"), ("a", "a"), ("", None)])
+def test_ids_are_texts_and_an_empty_one_is_none(given: Any, read: str | None) -> None:
+    turn = said({"role": "assistant", "tool_calls": [{"id": given, "function": CALL}]})
+    assert turn["tool_calls"][0].get("id") == read
+    assert said({"role": "tool", "content": "", "tool_call_id": given}).get("tool_call_id") == read
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """How processes are divided by the flags, and what is refused before anything is loaded."""
 
 import pytest
+from accelerate import Accelerator
 from hypothesis import given
 from hypothesis import strategies as st
 from parallel_cases import CASES
 from tiny import VOCABULARY, tiny_model
-from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config
+from transformers import AutoModelForCausalLM, BloomConfig, GPT2Config, JetMoeConfig
 
-from agentrl.configs import ConfigError, ParallelConfig, parse_config
-from agentrl.training.parallel import ParallelSizes, check_degrees
+from agentrl.configs import ComputeConfig, ConfigError, ParallelConfig, parse_config
+from agentrl.training.parallel import ParallelSizes, check_degrees, make_mesh
+from agentrl.training.parallel.apply import parallelise
 
 DEGREES = st.sampled_from([1, 2, 3, 4])
 
@@ -72,6 +74,18 @@ def test_a_model_that_cannot_attend_over_trees_has_no_context_parallelism() -> N
     config = BloomConfig(hidden_size=32, n_layer=1, n_head=2, vocab_size=VOCABULARY)
     with pytest.raises(ConfigError, match=r"made of tree attention.*not exchangeable"):
         check_degrees(AutoModelForCausalLM.from_config(config), ParallelSizes(cp=2), "allgather")
+
+
+def test_a_model_without_activation_checkpointing_is_refused_with_the_flag() -> None:
+    config = JetMoeConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_key_value_heads=2,
+        kv_channels=8, vocab_size=VOCABULARY, num_local_experts=2,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match="--gradient_checkpointing: JetMoeForCausalLM has none"):
+        parallelise(
+            model, make_mesh(Accelerator(cpu=True)), ComputeConfig(gradient_checkpointing=True)
+        )
 
 
 @pytest.mark.parametrize(

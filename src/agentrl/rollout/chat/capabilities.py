@@ -29,6 +29,7 @@ _TURN = "probe-turn"
 _RESULT = "probe-result"
 _NAME = "probe_tool"
 _CALL_ID = "call00001"  # nine letters and digits, as Mistral's templates require
+_OTHER_ID = "call00002"
 _TOOL = {
     "type": "function",
     "function": {
@@ -67,6 +68,7 @@ class TemplateCapabilities:
     thought_marks: the text around a thought.
     frame: the control text around a turn's content.
     named_by_id: calls are written with ids only, which contain the names.
+    results_have_ids: results are written with the ids of their calls.
     turn_ends: text and id of the tokens that end a turn; the one before tool results comes first.
     """
 
@@ -78,6 +80,7 @@ class TemplateCapabilities:
     thought_marks: ThoughtMarks
     frame: TurnFrame
     named_by_id: bool
+    results_have_ids: bool
     turn_ends: tuple[tuple[str, int], ...]
 
     def adapt_tools(self, tools: Tools | None) -> Tools | None:
@@ -166,6 +169,10 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
     called = [_try(apply, [user, call], None, False) for call in calls]
     with_tools = _try(apply, [user], [_TOOL])
     turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
+    with_id, with_other_id = (
+        [_try(apply, [user, turn, told]) for turn in turns]
+        for told in (result, {**result, "tool_call_id": _OTHER_ID})
+    )
     # The probe of a turn with calls is found by the name of its tool, which follows the thought.
     marks, shows_thoughts = find_thought_marks(
         render, codec, user, {_TURN: answer, _NAME: calls[0]}
@@ -201,6 +208,7 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
         thought_marks=marks,
         frame=find_frame(codec, prompt, whole, _TURN, [text for text, _ in ends]),
         named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
+        results_have_ids=with_id != with_other_id,
         turn_ends=tuple(dict.fromkeys(ends)),
     )
 

@@ -2,17 +2,28 @@
 
 Probes (`form_order.py`) and random conversations (`exactness.py`) use it instead of a model, and
 demonstrations (`rollout.demonstrations`) are taught in it.
+
+Some templates write a conversation otherwise once the turn is there, so that it no longer begins
+with the prompt that the turn is sampled from:
+
+    prompt            <s>[INST] Be brief.\n\nbin 3?[/INST]           Mistral
+    with the turn     <s>[INST] bin 3?[/INST] 46</s>                 no system message
+    a short one       <s>[INST] ?[/INST] 46</s>                      the turn is ` 46`
+
+The turn is then taken from a short conversation whose prompt ends alike (`turn_behind`).
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple, Protocol
 
 from agentrl.rollout.chat.capabilities import TemplateCapabilities, TemplateRefusal, Tools
 from agentrl.rollout.chat.escaping import EscapingCodec
 from agentrl.rollout.chat.forms import in_fields
-from agentrl.rollout.chat.turns import Message, TurnReading, writable
+from agentrl.rollout.chat.turns import Message, TurnReading, opened_thought, writable
 from agentrl.rollout.tool_calls import MalformedCall, ParsedCall
 
 _ANYTHING: list[Message] = [{"role": "user", "content": "?"}]
@@ -82,7 +93,85 @@ def written_turn(renderer: Renderer, prompt: str, close: Close, said: TurnReadin
     return WrittenTurn(text, (*left_out, *lost), bool(added))
 
 
-def follows_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
+def turn_behind(
+    renderer: Renderer,
+    prompt: str,
+    close: Close,
+    said: TurnReading,
+    *,
+    answers: bool = True,
+    put: Callable[[Message], Message] = lambda turn: turn,
+) -> WrittenTurn:
+    """The turn after `prompt`, in nothing but what the template itself writes behind such a prompt.
+
+    `answers`: whether it follows a user's message or results; the short conversations are such.
+    `put`: changes the turn's message before it is rendered, also in a short conversation.
+    Raises `ValueError`, with the template's own words if it refuses the turn.
+    """
+
+    def places() -> Iterator[tuple[str, Close]]:
+        yield prompt, own
+        for text, messages in _short_prompts(renderer, prompt) if answers else ():
+            yield text, partial(alone, messages)
+
+    def own(turn: Message) -> str:
+        return close(put(turn))
+
+    def alone(messages: Sequence[Message], turn: Message) -> str:
+        return renderer.render_text([*messages, put(turn)], None, False)
+
+    for text, close_it in places():
+        if _follows(renderer, text, close_it, said):
+            return written_turn(renderer, text, close_it, said)
+    # A template may drop a thought that the prompt opens (DeepSeek): the model has to close it.
+    marks = renderer.capabilities.thought_marks
+    opening, bare = opened_thought(prompt, marks), replace(said, thought="")
+    for text, close_it in places() if opening else ():
+        before = text.removesuffix(opening)
+        if _follows(renderer, before, close_it, bare):
+            written = written_turn(renderer, before, close_it, bare)
+            if not written.text.lstrip().startswith(marks.open):
+                thought = f"{said.thought}\n{marks.close}\n\n"
+                return WrittenTurn(thought + written.text, written.left_out, True)
+    _render_closed(renderer, own, said)  # raises what the template says, if it refuses the turn
+    raise ValueError(
+        "the chat template does not write it behind the prompt that it is sampled from, so that no "
+        "mask of it is exact"
+    )
+
+
+def _short_prompts(renderer: Renderer, prompt: str) -> Iterator[tuple[str, list[Message]]]:
+    """Prompts of short conversations that end as `prompt` does, and their messages."""
+    marks = renderer.capabilities.thought_marks
+
+    def ends_alike(text: str) -> bool:
+        return renderer.codec.headers(text)[-1] == renderer.codec.headers(prompt)[-1]
+
+    asked = renderer.render_text(_ANYTHING, None)
+    if ends_alike(asked):
+        yield asked, _ANYTHING
+    answered = _answered(renderer)
+    if answered is not None and ends_alike(answered[0]):
+        yield answered
+        if not ends_alike(asked) and not opened_thought(prompt, marks):
+            # Results end without a header: what follows is as behind the header of a question.
+            yield asked.removesuffix(opened_thought(asked, marks)), _ANYTHING
+
+
+def _answered(renderer: Renderer) -> tuple[str, list[Message]] | None:
+    """The prompt behind a tool's result, and its messages; None if the template rejects them."""
+    call_id = renderer.call_id(_NAME, 0)
+    calling = saying(calls=[ParsedCall(_NAME, {_NAME: _MARK})])
+    result = {"role": "tool", "content": "?", "name": _NAME, "tool_call_id": call_id}
+    for json_arguments in (False, True):
+        call = in_fields(calling, [call_id], json_arguments=json_arguments)
+        messages = [*_ANYTHING, call, result]
+        with suppress(TemplateRefusal):
+            return renderer.render_text(messages, None), messages
+    return None
+
+
+def _follows(renderer: Renderer, prompt: str, close: Close, said: TurnReading) -> bool:
     """Whether the template itself writes the turn behind `prompt`, and does not rewrite that."""
     text = _closed(renderer, close, said)
     return text is not None and text.startswith(prompt)
@@ -148,7 +237,7 @@ def _dropped_thought(
 
     "" if the template writes it, and if there is none.
     """
-    if not said.thought or not follows_prompt(renderer, prompt, close, said):
+    if not said.thought or not _follows(renderer, prompt, close, said):
         return ""
     other = replace(said, thought=f"{said.thought} {_MARK}")
     if _turn(renderer, prompt, close, other) != written:
@@ -210,13 +299,19 @@ def _after_prompt(renderer: Renderer, prompt: str, close: Close, said: TurnReadi
 
 def _closed(renderer: Renderer, close: Close, said: TurnReading) -> str | None:
     """The rendered conversation with this turn; None if the template rejects it."""
+    try:
+        return _render_closed(renderer, close, said)
+    except TemplateRefusal:
+        return None
+
+
+def _render_closed(renderer: Renderer, close: Close, said: TurnReading) -> str:
+    """The rendered conversation with this turn. Raises the template's last `TemplateRefusal`."""
     ids = [renderer.call_id(name, index) for index, name in enumerate(said.call_names)]
-    for json_arguments in (False, True):
-        try:
-            return close(in_fields(said, ids, json_arguments=json_arguments))
-        except TemplateRefusal:
-            continue
-    return None
+    try:
+        return close(in_fields(said, ids))
+    except TemplateRefusal:
+        return close(in_fields(said, ids, json_arguments=True))
 
 
 def _without_end(renderer: Renderer, text: str) -> str:

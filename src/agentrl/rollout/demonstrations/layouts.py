@@ -17,6 +17,7 @@ from typing import Any
 
 from agentrl.databases.task_file.file_rows import parse_inner
 from agentrl.rollout.chat import Message, ToolSchema
+from agentrl.rollout.demonstrations.joined_calls import with_joined_calls
 from agentrl.rollout.demonstrations.messages import (
     NO_TEXT,
     is_system,
@@ -25,6 +26,7 @@ from agentrl.rollout.demonstrations.messages import (
     one_of,
     read_json_messages,
     read_message,
+    says,
 )
 
 LAYOUTS = "messages, prompt and completion, text, or conversations"
@@ -131,10 +133,11 @@ def read_fields(fields: Mapping[str, Any]) -> Mapping[str, Any]:
     if marked(fields, *_MARKS) is False:
         raise ValueError("says that it is not to be trained (`train` or `weight`)")
     for name, why in _NOT_FOLLOWED.items():
-        if fields.get(name):
+        if says(fields.get(name)):
             raise ValueError(f"has `{name}`, {why}")
     read = {name: read_json_messages(name, fields[name]) for name in _OF_MESSAGES if name in fields}
-    return {**fields, **read}
+    joined = {name: with_joined_calls(v) if isinstance(v, list) else v for name, v in read.items()}
+    return {**fields, **joined}
 
 
 def _refuse_judged(fields: Mapping[str, Any]) -> None:
@@ -167,7 +170,7 @@ def read_answer(prompt: Any, answer: Any, fields: Mapping[str, Any]) -> Demonstr
         said = [answer] if isinstance(answer, dict) else _without_prompt(prompt, answer)
         return _conversation(prompt, said, fields)
     for name in (*_SYSTEM_FIELDS, "tools", "functions", "history"):
-        if fields.get(name):
+        if says(fields.get(name)):
             raise ValueError(
                 f"has `{name}` beside a prompt that is a text without a chat template: write the "
                 "prompt as a list of messages"
@@ -250,19 +253,24 @@ def _tools(fields: Mapping[str, Any]) -> tuple[ToolSchema, ...]:
     """The schemas of the tools: a list, or its JSON, each in OpenAI's layout or without `type`."""
     names = ("tools", "functions")
     return (
-        one_of({name: _schemas(fields[name]) for name in names if fields.get(name)}, *names) or ()
+        one_of({name: _schemas(fields[name]) for name in names if says(fields.get(name))}, *names)
+        or ()
     )
 
 
 def _schemas(tools: Any) -> tuple[ToolSchema, ...]:
-    if isinstance(tools, str):
-        try:
-            tools = parse_inner(tools) or []
-        except ValueError:
-            raise ValueError("has `tools` that are no JSON") from None
+    tools = _parsed(tools)
     if not isinstance(tools, list):
         raise ValueError(f"has `tools` that are no list of objects but {kind(tools)}")
-    return tuple(map(_tool, tools))
+    return tuple(map(_tool, map(_parsed, tools)))
+
+
+def _parsed(given: Any) -> Any:
+    """The value of a text with JSON, which tools may be, or each of them."""
+    try:
+        return parse_inner(given) if isinstance(given, str) else given
+    except ValueError:
+        raise ValueError("has `tools` that are no JSON") from None
 
 
 def _tool(given: Any) -> ToolSchema:

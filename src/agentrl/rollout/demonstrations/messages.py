@@ -13,7 +13,8 @@ Messages may be a text with their JSON, as in tables that have no lists.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,14 +27,15 @@ _ROLES = {
     "system": "system", "developer": "developer", "user": "user", "human": "user",
     "assistant": "assistant", "gpt": "assistant", "chatgpt": "assistant", _CALLS: "assistant",
     "tool": "tool", "function": "tool", "observation": "tool",
+    "tool_response": "tool",
 }  # fmt: skip
 # Whether a message is trained: as Axolotl, OpenAI, ms-swift and Megatron name it.
-_MARKS = ("train", "weight", "loss", "loss_mask")
+MARKS = ("train", "weight", "loss", "loss_mask")
 # Other names of it, which are not followed: a turn that is not to be trained would be.
 _OTHER_MARKS = ("training", "trainable", "loss_scale")
 _NAMES = ("name", "tool_call_id")
 _READ = {
-    "role", "from", "content", "value", "tool_calls", _CALLS, *_MARKS, *_NAMES, *THOUGHT_FIELDS,
+    "role", "from", "content", "value", "tool_calls", _CALLS, *MARKS, *_NAMES, *THOUGHT_FIELDS,
 }  # fmt: skip
 # Fields of messages and of rows that hold something else than text.
 NO_TEXT = dict.fromkeys(
@@ -78,8 +80,15 @@ def read_message(number: int, given: Any) -> ReadMessage:
 
     Raises `ValueError` with one sentence that continues after the row's place.
     """
-    try:
+    with naming(number):
         return _read(given)
+
+
+@contextmanager
+def naming(number: int) -> Iterator[None]:
+    """Errors within name the message, counted from 1."""
+    try:
+        yield
     except ValueError as error:
         raise ValueError(f"message {number}: {error}") from None
 
@@ -88,7 +97,7 @@ def _read(given: Any) -> ReadMessage:
     if not isinstance(given, dict):
         raise ValueError(f"is not an object but {kind(given)}")
     for name, why in _NOT_FOLLOWED.items():
-        if given.get(name):
+        if says(given.get(name)):
             raise ValueError(f"has `{name}`, {why}")
     speaker, role = _speaker(given)
     message: Message = {"role": role}
@@ -108,10 +117,11 @@ def _read(given: Any) -> ReadMessage:
     if calls:
         message["tool_calls"] = calls
     for name in _NAMES:
-        if given.get(name) is not None:
+        if given.get(name) not in (None, ""):
             message[name] = str(given[name])
     # False and 0 are told too: they may say not to train it.
-    unread = {name for name, value in given.items() if value not in _NOTHING and name not in _READ}
+    known = _READ | _NOT_FOLLOWED.keys()
+    unread = {name for name, value in given.items() if value not in _NOTHING and name not in known}
     unread |= {f"tool_calls.{name}" for call in raw_calls for name in _unread_of_call(call)}
     if role != "assistant":
         unread |= {name for name in THOUGHT_FIELDS if given.get(name)}
@@ -138,6 +148,13 @@ def read_json_messages(name: str, value: Any) -> Any:
         for one in (read if isinstance(read, list) else [read])
     )
     return read if holds_message else value
+
+
+def says(value: Any) -> bool:
+    """Whether a field holds something; the JSON of nothing, such as `[]`, is nothing too."""
+    if isinstance(value, str) and (value.strip() == "null" or _of_json(value) in ([], {})):
+        return False
+    return bool(value)
 
 
 def is_system(given: Any) -> bool:
@@ -167,10 +184,10 @@ def _trained(given: Mapping[str, Any], role: str) -> bool:
     for name in _OTHER_MARKS:
         if role == "assistant" and given.get(name) not in (None, 1):
             raise ValueError(
-                f"has `{name}` {given[name]!r}, which is not followed: name it `{_MARKS[0]}`, "
+                f"has `{name}` {given[name]!r}, which is not followed: name it `{MARKS[0]}`, "
                 "with true or false"
             )
-    trained = marked(given, *_MARKS)
+    trained = marked(given, *MARKS)
     if role != "assistant" and trained:
         raise ValueError(f"only the assistant's messages are trained, not {role}")
     return role == "assistant" and trained is not False
@@ -218,7 +235,8 @@ def _thought(given: Mapping[str, Any]) -> str:
 
 def _raw_calls(given: Mapping[str, Any], speaker: str, text: str | None) -> list[Any]:
     """The calls of a message as they are written, in whichever form."""
-    forms = {name: given[name] for name in ("tool_calls", _CALLS) if given.get(name)}
+    forms = {name: given[name] for name in ("tool_calls", _CALLS) if says(given.get(name))}
+    forms = {name: form for name, form in forms.items() if not _is_absent(form)}
     if speaker == _CALLS:
         forms["value"] = text
     if len(forms) > 1:
@@ -229,8 +247,17 @@ def _raw_calls(given: Mapping[str, Any], speaker: str, text: str | None) -> list
             calls = [calls]
         if not isinstance(calls, list) or not calls:
             raise ValueError(f"`{name}` is no call and no list of calls ({kind(form)})")
-        return calls
+        return [call for call in calls if not _is_absent(call)]
     return []
+
+
+def _is_absent(call: Any) -> bool:
+    """Whether a call, or each of a list, says nothing: a table has null for all that it lacks."""
+    if isinstance(call, list):
+        return all(map(_is_absent, call))
+    if isinstance(call, dict):
+        return bool(call) and all(each == {} or _is_absent(each) for each in call.values())
+    return call is None
 
 
 def read_call(given: Any) -> dict[str, Any]:
@@ -245,7 +272,7 @@ def read_call(given: Any) -> dict[str, Any]:
         raise ValueError(f"a call of {name} has no arguments, but {others}, which is not read")
     called = {"name": name, "arguments": _arguments(name, written)}
     call = {"type": "function", "function": called}
-    return {**call, "id": str(given["id"])} if given.get("id") else call
+    return call if given.get("id") in (None, "") else {**call, "id": str(given["id"])}
 
 
 def _arguments(name: str, given: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import multiprocessing
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -31,11 +31,10 @@ from agentrl.rollout.demonstrations.layouts import (
     read_demonstration,
 )
 from agentrl.rollout.demonstrations.preferences import read_preference
-from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_tree
+from agentrl.rollout.demonstrations.tokens import demonstrated_tree, plain_trees
 
-_FORMAT = "4"  # of the trees: a change makes all files be prepared anew
+_FORMAT = "5"  # of the trees: a change makes all files be prepared anew
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_ABSENT = "null in arguments of calls and in tools is taken for a field that the table's row lacks"
 _CHUNK = 64  # rows that a worker takes at once
 _ALONE = 512  # rows that are sooner prepared than processes are started
 
@@ -218,10 +217,9 @@ def _make(maker: "_Maker", file: Path, row: Row) -> MadeRow:
     if row.problem is not None:
         return MadeRow(place, row.problem)
     try:
-        if not is_table(file) or (fields := without_absent(row.fields)) == row.fields:
-            return maker.made(place, row.fields)
+        fields, remark = without_absent(row.fields, is_table(file))
         made = maker.made(place, fields)
-        return made._replace(remarks=made.remarks | {_ABSENT})
+        return made._replace(remarks=made.remarks | {remark}) if remark else made
     except UnusableRows:
         raise  # it is not the row
     except ValueError as error:
@@ -239,20 +237,26 @@ class _Maker:
     def made(self, place: str, fields: Mapping[str, Any]) -> MadeRow:
         """The row at `place` with these fields. Raises `ValueError` with one sentence."""
         remarks: set[str] = set()
-        if self._preparation.pairs:
-            chosen, rejected = read_preference(fields)
-            tree = pair_tree(self._tree(chosen, remarks), self._tree(rejected, remarks))
-            return MadeRow(place, tree, chosen.unread | rejected.unread, frozenset(remarks))
-        shown = read_demonstration(fields)
-        return MadeRow(place, self._tree(shown, remarks), shown.unread, frozenset(remarks))
+        pairs = self._preparation.pairs
+        answers = read_preference(fields) if pairs else (read_demonstration(fields),)
+        trees = self._trees(answers, remarks)
+        tree = pair_tree(*trees) if pairs else trees[0]
+        unread = frozenset().union(*(shown.unread for shown in answers))
+        return MadeRow(place, tree, unread, frozenset(remarks))
 
-    def _tree(self, shown: Demonstration | PlainText, remarks: set[str]) -> TokenTree:
-        if isinstance(shown, PlainText):
-            tree = plain_tree(self._plain(), shown)
+    def _trees(
+        self, answers: Sequence[Demonstration | PlainText], remarks: set[str]
+    ) -> list[TokenTree]:
+        """The trees of answers to one prompt, which are conversations or texts."""
+        texts = [shown for shown in answers if isinstance(shown, PlainText)]
+        if texts:
+            trees = plain_trees(self._plain(), texts, remarks.add)
         else:
-            tree = demonstrated_tree(self._chat(), shown, remarks.add)
-        refuse_longer(tree, self._preparation.longest)
-        return tree
+            talks = [shown for shown in answers if isinstance(shown, Demonstration)]
+            trees = [demonstrated_tree(self._chat(), shown, remarks.add) for shown in talks]
+        for tree in trees:
+            refuse_longer(tree, self._preparation.longest)
+        return trees
 
     def _chat(self) -> ChatRenderer:
         if self._renderer is None:

@@ -5,13 +5,18 @@ their calls by ids are put in that order, and what has no place in it is refused
 """
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 from agentrl.databases.documents import ToolCall
 from agentrl.rollout.chat import ChatRenderer, Message
 from agentrl.rollout.demonstrations.call_ids import CallIds
 from agentrl.rollout.demonstrations.layouts import Demonstration
+from agentrl.rollout.demonstrations.messages import naming
 from agentrl.rollout.demonstrations.of_record import THOUGHT
+
+# In place of a renderer: the ids are given here, and none is left out.
+_WITH_IDS = SimpleNamespace(capabilities=SimpleNamespace(results_have_ids=True))
 
 
 def turns_of(shown: Demonstration) -> list[dict[str, Any]]:
@@ -24,8 +29,7 @@ def turns_of(shown: Demonstration) -> list[dict[str, Any]]:
     starts = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     if not starts or starts[-1] != len(messages) - 1:
         raise ValueError("does not end with a message of the assistant")
-    # The ids are given here, not made by a chat template.
-    call_ids = CallIds(cast(ChatRenderer, None))
+    call_ids = CallIds(cast(ChatRenderer, _WITH_IDS))
     turns: list[dict[str, Any]] = []
     added = [_kept(message) for message in messages[: starts[0]]]
     for at, following in zip(starts, [*starts[1:], len(messages)], strict=True):
@@ -33,7 +37,9 @@ def turns_of(shown: Demonstration) -> list[dict[str, Any]]:
         calls = [ToolCall.model_validate(c["function"]) for c in message.get("tool_calls", ())]
         ids = [f"{at}.{number}" for number in range(len(calls))]
         call_ids.take(message, ids)
-        answers = _in_order_of_calls(messages, range(at + 1, following), ids, call_ids)
+        answers = call_ids.answered(messages[at + 1 : following], first=at + 2)
+        with naming(at + 1):
+            _refuse_other_order(messages, answers, ids)
         results = [one["content"] for one in answers if one["role"] == "tool"]
         turns.append(
             {
@@ -47,12 +53,12 @@ def turns_of(shown: Demonstration) -> list[dict[str, Any]]:
                 "trained": shown.trained[at],
             }
         )
-        added = answers
+        added = [_kept(one) for one in answers]
     return turns
 
 
 def _kept(message: Message) -> Message:
-    """A message that no turn generated, without an id that names no call any more."""
+    """A message that no turn generated, without an id: stored calls have none."""
     return {name: value for name, value in message.items() if name != "tool_call_id"}
 
 
@@ -66,35 +72,22 @@ def _text(at: int, message: Message) -> str:
     return f"{begin}{thought}{end}{text}" if thought or text.startswith(begin) else text
 
 
-def _in_order_of_calls(
-    messages: Sequence[Message], places: range, ids: Sequence[str], call_ids: CallIds
-) -> list[Message]:
-    """The messages behind a turn whose calls have these ids, with the results in their order."""
-    found: dict[str, Message] = {}
-    unasked: list[Message] = []
-    for at in places:
-        message = messages[at]
-        if message["role"] != "tool":
-            continue
-        try:
-            answered = call_ids.answered(message)
-        except ValueError as error:
-            raise ValueError(f"message {at + 1}: {error}") from None
-        if answered is message:
-            unasked.append(message)
-            continue
-        of_call = answered["tool_call_id"]
-        if of_call not in ids:
-            raise ValueError(f"message {at + 1}: it is the result of a call of an earlier turn")
-        if of_call in found:
-            raise ValueError(f"message {at + 1}: it is the second result of one call")
-        found[of_call] = message
-    if any(id not in found for id in ids[: len(found)]):
-        raise ValueError(
-            f"message {places.start}: a call without a result is before one with a result, and "
-            "results are kept by their order"
-        )
-    results = iter([*(found[id] for id in ids if id in found), *unasked])
-    return [
-        _kept(next(results) if messages[at]["role"] == "tool" else messages[at]) for at in places
+def _refuse_other_order(
+    given: Sequence[Message], answers: Sequence[Message], ids: Sequence[str]
+) -> None:
+    """Raise ValueError unless results in `answers` are of the first of the calls, one each.
+
+    `given`: all messages. Results that answer no call are theirs, and not changed.
+    """
+    of_calls = [
+        one["tool_call_id"]
+        for one in answers
+        if one["role"] == "tool" and not any(one is message for message in given)
     ]
+    if any(id not in ids for id in of_calls):
+        raise ValueError("the result of an earlier turn's call is behind it")
+    if of_calls != list(ids[: len(of_calls)]):
+        raise ValueError(
+            "the results behind it are not those of its first calls, one each, and a run keeps "
+            "results by that order"
+        )

@@ -19,7 +19,14 @@ _THOUGHTS = frozenset({"thinking", "reasoning"})
 
 
 class NoTurn(ValueError):
-    """The answer is no chat completion. The message is one sentence."""
+    """The answer is no chat completion. The message is one sentence.
+
+    `status`: that of HTTP which the answer names in its `error`, as routers of APIs do, with 200.
+    """
+
+    def __init__(self, message: str, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,25 +63,28 @@ class EndpointTurn:
 
 def read_turn(body: bytes, latency_s: float = 0.0) -> EndpointTurn:
     """The turn in the body of an answer. Raises `NoTurn`."""
+    status = None
     try:
         return _turn(json.loads(body), latency_s)
     except RecursionError:
         why = "it is nested too deeply"
     except NoTurn as error:
-        why = str(error)
+        why, status = str(error), error.status
     except ValueError:  # no JSON, no UTF-8, or a number of thousands of digits
         why = "it is no JSON"
     begin = " ".join(body[: 4 * _SHOWN].decode(errors="replace").split())[:_SHOWN]
     raise NoTurn(
         f"no chat completion of OpenAI's form (is the URL right?), because {why}: it begins "
-        f"{begin!r}"
+        f"{begin!r}",
+        status,
     )
 
 
 def _turn(answer: object, latency_s: float) -> EndpointTurn:
     choices = _fields(answer).get("choices")
     if not isinstance(choices, list) or not choices:
-        raise NoTurn("it has no choices")
+        code = _fields(_fields(answer).get("error")).get("code")
+        raise NoTurn("it has no choices", code if isinstance(code, int) else None)
     choice = _fields(choices[0])
     message = choice.get("message")
     if not isinstance(message, dict):

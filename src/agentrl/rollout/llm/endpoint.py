@@ -9,6 +9,8 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -28,7 +30,7 @@ Message = Mapping[str, Any]
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _FOR_NOW = frozenset({408, 409, 425, 429})  # and all from 500
-_DENIED = frozenset({401, 403, 404})  # the key, or the model's name: if others are denied too
+_OF_CONTENT = frozenset({400, 413, 422})  # of the request itself
 _OF_OPENAI = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
 _CONTEXT_FULL = ("context_length", "context length", "maximum context", "too long", "max_model_len")
 _SHOWN = 300
@@ -38,10 +40,10 @@ _ANOTHER, _OF_ANOTHER = ({"role": "user", "content": "Hello"},), 16  # a request
 
 
 class EndpointUnreachable(InfrastructureFailure):
-    """The API does not answer, refuses every request for now, or refuses our key.
+    """The API does not answer, refuses every request for now, or refuses us.
 
-    `for_now`: whether it answers that it cannot serve now. `denied`: whether it refuses our key or
-    the model's name.
+    `for_now`: whether it answers that it cannot serve now. `denied`: whether it refuses our key,
+    our account or the model's name.
     """
 
     need = Need.SAMPLING
@@ -101,8 +103,8 @@ class ChatEndpoint:
 
         `max_tokens`: None: as many as the API allows. `model`: another one behind the same API.
         `stop`: texts that end the answer. `json_schema`: of the answer, as JSON text. Raises
-        `EndpointUnreachable` after `patience_s` seconds without an answer, or at once if our key or
-        the model's name is refused; `ContextFull`; `EndpointRefused`.
+        `EndpointUnreachable` after `patience_s` seconds without an answer, or at once if our key,
+        account or model's name is refused; `ContextFull`; `EndpointRefused`.
         """
         from openai import APIStatusError, OpenAIError
 
@@ -159,9 +161,7 @@ class ChatEndpoint:
 
         name = model or self.model.model
         failure = await self._failure_of_another(name)
-        refuses = isinstance(failure, APIStatusError) and not (
-            _says_for_now(failure) or failure.status_code in _DENIED
-        )
+        refuses = isinstance(failure, APIStatusError) and failure.status_code in _OF_CONTENT
         if failure is not None and not refuses:
             raise self._unreachable(failure, name) from None
 
@@ -212,11 +212,11 @@ class ChatEndpoint:
         tell now whether it denies all. Raises `EndpointUnreachable` if it denies all."""
         from openai import APIStatusError
 
-        if error.status_code not in _DENIED:
+        if not _denies(error):
             return _says_for_now(error)
         # A moderated prompt may be denied too: what counts is whether others are.
         failure = await self._failure_of_another(model)
-        if isinstance(failure, APIStatusError) and failure.status_code in _DENIED:
+        if isinstance(failure, APIStatusError) and _denies(failure):
             raise self._unreachable(failure, model) from None
         return failure is not None
 
@@ -243,7 +243,7 @@ class ChatEndpoint:
         )
         if isinstance(error, APIStatusError):
             unreachable.for_now = _says_for_now(error)
-            unreachable.denied = error.status_code in _DENIED
+            unreachable.denied = _denies(error)
         return unreachable
 
 
@@ -251,18 +251,30 @@ def _says_for_now(error: "APIStatusError") -> bool:
     return error.status_code in _FOR_NOW or error.status_code >= 500
 
 
+def _denies(error: "APIStatusError") -> bool:
+    """Whether it is of our key, our account or the model's name, as far as its status tells."""
+    return not _says_for_now(error) and error.status_code not in _OF_CONTENT
+
+
 def _is_overload(failure: Exception) -> bool:
     from openai import APIStatusError
 
-    return isinstance(failure, APIStatusError) and failure.status_code in _OVERLOADED
+    if isinstance(failure, APIStatusError):
+        return failure.status_code in _OVERLOADED
+    return isinstance(failure, NoTurn) and failure.status in _OVERLOADED
 
 
 def _asked_pause(error: "APIStatusError") -> float:
-    """The seconds that `Retry-After` asks for; 0 if it does not."""
+    """The seconds that `Retry-After` asks for, a number or a date; 0 if it does not."""
+    asked = error.response.headers.get("retry-after", "0")
     try:
-        return min(float(error.response.headers.get("retry-after", 0)), _LONGEST_PAUSE_S)
+        seconds = float(asked)
     except ValueError:
-        return 0.0
+        try:
+            seconds = (parsedate_to_datetime(asked) - datetime.now(UTC)).total_seconds()
+        except (ValueError, TypeError):  # no date, or one without a zone
+            return 0.0
+    return min(seconds, _LONGEST_PAUSE_S) if seconds > 0 else 0.0
 
 
 def _one_line(error: Exception) -> str:

@@ -15,6 +15,7 @@ from agentrl.training.attention.tree import tree_attention
 
 IMPLEMENTATION = "agentrl_tree"
 SHARED_IMPLEMENTATION = f"{IMPLEMENTATION}_shared"  # of context parallelism, in `shared`
+_TENSORS = {"s_aux": "sinks", "position_bias": "a position bias"}  # by their names in transformers
 
 
 # Not compiled: layouts differ from call to call.
@@ -66,10 +67,11 @@ def refuse_extras(
         "a mask": attention_mask is not None,
         "dropout": dropout > 0.0,
         "a sliding window": isinstance(window, int) and window < tree.layout.longest_path,
-        "sinks": kwargs.get("s_aux") is not None,
         "a soft cap": kwargs.get("softcap") is not None,
-        "a position bias": kwargs.get("position_bias") is not None,
     }
+    # A tensor changes what is attended to, also one that no model has today.
+    given = (name for name, value in kwargs.items() if isinstance(value, Tensor))
+    extras |= {_TENSORS.get(name, name): True for name in given if name != "position_ids"}
     for name, wanted in extras.items():
         if wanted:
             raise ValueError(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from transformers import PreTrainedModel
 
+from agentrl.training.model.text_sizes import TextSizes
+
 _PAIR, _PAIR_ONCE = 14.0, 12.0  # operations of a pair, with and without the score computed again
 
 # Dense bfloat16 operations a second, by a part of what a device calls itself (NVIDIA's data
@@ -44,23 +46,20 @@ class FlopsModel:
     @classmethod
     def of(cls, model: PreTrainedModel) -> "FlopsModel":
         """The costs of `model`. A mixture of experts counts only the active experts."""
-        config = model.config.get_text_config()
+        sizes = TextSizes.of(model.config)
         outside = {id(model.get_input_embeddings().weight)}
         head = model.get_output_embeddings()
         if head is not None:
             outside.add(id(head.weight))
-        experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None)
-        active = config.num_experts_per_tok / experts if experts else 1.0
+        active = sizes.experts_per_token / sizes.experts if sizes.experts else 1.0
         weights = 0.0
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1 and id(parameter) not in outside:
                 weights += parameter.numel() * (active if ".experts." in name else 1.0)
-        heads = config.num_attention_heads
-        width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
         return cls(
             token=6.0 * weights,
-            pair=_PAIR * width * config.num_hidden_layers,
-            prediction=6.0 * config.hidden_size * config.vocab_size,
+            pair=_PAIR * sizes.heads * sizes.head_dim * sizes.layers,
+            prediction=6.0 * sizes.hidden * sizes.vocabulary,
         )
 
     def total(self, tokens: float, pairs: float, predictions: float) -> float:

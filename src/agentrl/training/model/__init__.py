@@ -12,5 +12,6 @@ batch_form.py                            the form in which a model takes micro-b
 value_head.py                            a critic's values
 weight_gathering.py                      the weights of all processes on rank 0, beside training
 export.py                                a checkpoint as a folder that services load
+text_sizes.py                            heads, units and experts, by a configuration's own names
 memory_model.py, memory_report.py        what a step takes of a device's memory
 """

@@ -23,6 +23,7 @@ from agentrl.training.model.memory_model import (
     estimate,
     longest_line,
 )
+from agentrl.training.model.text_sizes import TextSizes
 from agentrl.training.parallel import ParallelSizes, transformer_layers
 
 _GIB = 2**30
@@ -53,30 +54,25 @@ def main(argv: Sequence[str]) -> int:
 
 def shape_of(model: PreTrainedModel) -> ModelShape:
     """The sizes of a model, which may be empty. With an adapter only its weights are trained."""
-    config = model.config.get_text_config()
-    layers = transformer_layers(model)
+    sizes, layers = TextSizes.of(model.config), transformer_layers(model)
     first = layers[0]
     inside = {parameter for layer in layers for parameter in layer.parameters()}
     layer = list(first.parameters())
     root = [parameter for parameter in model.parameters() if parameter not in inside]
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    key_heads = getattr(config, "num_key_value_heads", None) or heads
     experts = sum(p.numel() for name, p in first.named_parameters() if "experts." in name)
-    intermediate = getattr(config, "moe_intermediate_size", None) if experts else None
     return ModelShape(
-        hidden=config.hidden_size,
+        hidden=sizes.hidden,
         layers=len(layers),
-        query=heads * head_dim,
-        key=key_heads * head_dim,
-        intermediate=intermediate or config.intermediate_size,
-        vocabulary=config.vocab_size,
+        query=sizes.heads * sizes.head_dim,
+        key=sizes.key_heads * sizes.head_dim,
+        intermediate=(sizes.expert if experts else 0) or sizes.feed_forward,
+        vocabulary=sizes.vocabulary,
         layer_parameters=_count(layer),
         root_parameters=_count(root),
         layer_trained=_count(p for p in layer if p.requires_grad),
         root_trained=_count(p for p in root if p.requires_grad),
         expert_parameters=experts,
-        experts_per_token=config.num_experts_per_tok if experts else 1,
+        experts_per_token=sizes.experts_per_token if experts else 1,
         query_key_norm=any(name.endswith("q_norm") for name, _ in first.named_modules()),
     )
 

@@ -6,12 +6,18 @@ the model's configuration may ask for in training, would change the ratio of eac
 
 import re
 from collections.abc import Iterator
+from types import MethodType
 
+from torch.nn import Module
 from torch.nn.modules.dropout import _DropoutNd
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PhimoeConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.phimoe.modeling_phimoe import PhimoeTopKRouter
 
 # transformers' names: attention_dropout, resid_pdrop, drop_path_rate, layerdrop, jitter_noise.
 _PROBABILITY = re.compile(r"drop(out|_prob|_path|_rate)|pdrop|layerdrop|jitter")
+# Phi-3.5-MoE's mixer tells by it which experts share a token, in evaluation too. In training it
+# draws them at random, whatever its value is.
+_OF_MIXER = "router_jitter_noise"
 
 
 def remove_noise(model: PreTrainedModel) -> list[str]:
@@ -27,15 +33,23 @@ def remove_noise(model: PreTrainedModel) -> list[str]:
             setattr(owner, name, 0.0)
         if isinstance(owner, _DropoutNd):
             owner.p = 0.0
+        if isinstance(owner, PhimoeTopKRouter):
+            _keep_in_evaluation(owner)
     return sorted(configured)
+
+
+def _keep_in_evaluation(module: Module) -> None:
+    module.eval()
+    module.train = MethodType(lambda self, mode=True: self, module)  # type: ignore[method-assign]
 
 
 def _probabilities(owner: object) -> list[str]:
     """The names of its probabilities of dropout, and of its jitter, that are not 0."""
+    kept = _OF_MIXER if isinstance(owner, PhimoeConfig | PhimoeTopKRouter) else None
     return [
         name
         for name, value in vars(owner).items()
-        if isinstance(value, float) and value and _PROBABILITY.search(name)
+        if isinstance(value, float) and value and _PROBABILITY.search(name) and name != kept
     ]
 
 

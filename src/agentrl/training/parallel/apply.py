@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from agentrl.configs import ComputeConfig
+from agentrl.configs import ComputeConfig, ConfigError
 from agentrl.training.attention import SharedLine
 from agentrl.training.parallel.compilation import compile_layers
 from agentrl.training.parallel.context_parallel import apply_context_parallel
@@ -37,9 +37,15 @@ def parallelise(model: PreTrainedModel, mesh: Mesh, compute: ComputeConfig) -> S
 
     `model` has float32 weights, the same on every rank; frozen ones may have another dtype. Returns
     the `SharedLine` of context parallelism, None without it. Raises `ConfigError` if the model
-    cannot be divided by the mesh, and `RuntimeError` if a parameter is not sharded as expected.
+    cannot be divided by the mesh or has no activation checkpointing, and `RuntimeError` if a
+    parameter is not sharded as expected.
     """
     check_degrees(model, mesh.sizes, mesh.context_mode)
+    if compute.gradient_checkpointing and not model.supports_gradient_checkpointing:
+        raise ConfigError(
+            f"--gradient_checkpointing: {type(model).__name__} has none in transformers; train it "
+            "without the flag, with a smaller --micro_batch_tokens if memory runs out"
+        )
     _to_device(model, mesh.device)
     apply_tensor_parallel(model, mesh)
     apply_expert_parallel(model, mesh)

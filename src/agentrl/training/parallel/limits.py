@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from agentrl.configs import ConfigError
 from agentrl.training.attention import why_no_trees
+from agentrl.training.model.text_sizes import TextSizes
 from agentrl.training.parallel.sizes import ParallelSizes
 
 
@@ -28,7 +29,7 @@ def _check_context(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -
             f"--cp_size {sizes.cp}: context parallelism is made of tree attention, which "
             f"{type(model).__name__} cannot have: {reason}"
         )
-    heads = model.config.get_text_config().num_attention_heads // sizes.tp
+    heads = TextSizes.of(model.config).heads // sizes.tp
     if cp_mode == "ulysses" and heads % sizes.cp:
         raise ConfigError(
             f"--cp_size {sizes.cp}: does not divide the {heads} attention heads of a process, "
@@ -37,8 +38,8 @@ def _check_context(model: PreTrainedModel, sizes: ParallelSizes, cp_mode: str) -
 
 
 def _check_experts(text: PreTrainedConfig, ep: int) -> None:
-    experts = getattr(text, "num_local_experts", None) or getattr(text, "num_experts", None)
-    if not text.base_model_ep_plan or experts is None:
+    experts = TextSizes.of(text).experts
+    if not text.base_model_ep_plan or not experts:
         raise ConfigError(f"--ep_size {ep}: {text.model_type} has no plan for spreading experts")
     if experts % ep:
         raise ConfigError(f"--ep_size {ep}: does not divide the model's {experts} experts")
@@ -50,12 +51,13 @@ def _check_tensor(text: PreTrainedConfig, tp: int) -> None:
             f"--tp_size {tp}: {text.model_type} has no plan for tensor parallelism; use "
             "data or context parallelism instead"
         )
+    sizes = TextSizes.of(text)
     for what, size in (
-        ("attention heads", text.num_attention_heads),
-        ("key and value heads", text.num_key_value_heads),
-        ("tokens in its vocabulary", text.vocab_size),
-        ("units in a feed-forward layer", text.intermediate_size),
-        ("units in an expert", getattr(text, "moe_intermediate_size", 0)),
+        ("attention heads", sizes.heads),
+        ("key and value heads", sizes.key_heads),
+        ("tokens in its vocabulary", sizes.vocabulary),
+        ("units in a feed-forward layer", sizes.feed_forward),
+        ("units in an expert", sizes.expert),
     ):
         if size % tp:
             raise ConfigError(f"--tp_size {tp}: does not divide the model's {size} {what}")
