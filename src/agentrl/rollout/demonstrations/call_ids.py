@@ -16,32 +16,19 @@ from agentrl.rollout.chat.turns import TurnReading
 from agentrl.rollout.demonstrations.messages import naming
 
 
-class CallIds:
-    """Maps the ids of one row, turn by turn."""
+class CallResults:
+    """Gives the results of one row the ids of their calls and puts them in order, turn by turn.
 
-    def __init__(self, renderer: ChatRenderer) -> None:
-        self._renderer = renderer
+    `have_ids`: whether results are read with these ids. Without, one whose place is another call's
+    is refused.
+    """
+
+    def __init__(self, *, have_ids: bool) -> None:
+        self._have_ids = have_ids
         self._n_calls = 0
         self._known: dict[str, Message] = {}  # what a result tells of its call, by the row's id
         self._called: list[Message] = []  # the same for the last turn's calls
         self._waiting: list[Message] = []  # those of them without a result
-
-    def choices(self, turn: Message) -> list[list[str]]:
-        """The ids that the turn's calls may have, best first.
-
-        Raises `ValueError` if two of its calls have one id.
-        """
-        calls = turn.get("tool_calls", ())
-        own = [call["id"] for call in calls if "id" in call]
-        if len(set(own)) < len(own):
-            raise ValueError("has two calls with one `id`")
-        names = [call["function"]["name"] for call in calls]
-        made = [self._renderer.call_id(name, self._n_calls + at) for at, name in enumerate(names)]
-        if len(own) < len(calls) or not calls:
-            return [made]
-        if self._renderer.capabilities.named_by_id and not all(map(str.__contains__, own, names)):
-            return [made]
-        return [own, made]
 
     def take(self, turn: Message, ids: Sequence[str]) -> None:
         """The turn is said with these ids."""
@@ -77,7 +64,7 @@ class CallIds:
             with naming(number):
                 told.append((self._call_of(message), number, message))
         told.sort(key=lambda each: self._order(each[0]))
-        if not self._renderer.capabilities.results_have_ids:
+        if not self._have_ids:
             for (call, number, _), read_as in zip(told, self._called[n_before:], strict=False):
                 if call is not read_as:
                     with naming(number):
@@ -106,6 +93,31 @@ class CallIds:
         """The place of a call in its turn; behind all others if it is of an earlier one or none."""
         places = (at for at, other in enumerate(self._called) if other is call)
         return next(places, len(self._called))
+
+
+class CallIds(CallResults):
+    """Maps the ids of one row to those that the chat template of `renderer` writes."""
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        super().__init__(have_ids=renderer.capabilities.results_have_ids)
+        self._renderer = renderer
+
+    def choices(self, turn: Message) -> list[list[str]]:
+        """The ids that the turn's calls may have, best first.
+
+        Raises `ValueError` if two of its calls have one id.
+        """
+        calls = turn.get("tool_calls", ())
+        own = [call["id"] for call in calls if "id" in call]
+        if len(set(own)) < len(own):
+            raise ValueError("has two calls with one `id`")
+        names = [call["function"]["name"] for call in calls]
+        made = [self._renderer.call_id(name, self._n_calls + at) for at, name in enumerate(names)]
+        if len(own) < len(calls) or not calls:
+            return [made]
+        if self._renderer.capabilities.named_by_id and not all(map(str.__contains__, own, names)):
+            return [made]
+        return [own, made]
 
 
 def with_ids(turn: Message, said: TurnReading, ids: Sequence[str]) -> Message:

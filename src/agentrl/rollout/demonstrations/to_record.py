@@ -5,18 +5,14 @@ their calls by ids are put in that order, and what has no place in it is refused
 """
 
 from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from agentrl.databases.documents import ToolCall
-from agentrl.rollout.chat import ChatRenderer, Message
-from agentrl.rollout.demonstrations.call_ids import CallIds
+from agentrl.rollout.chat import Message
+from agentrl.rollout.demonstrations.call_ids import CallResults
 from agentrl.rollout.demonstrations.layouts import Demonstration
 from agentrl.rollout.demonstrations.messages import naming
 from agentrl.rollout.demonstrations.of_record import THOUGHT
-
-# In place of a renderer: the ids are given here, and none is left out.
-_WITH_IDS = SimpleNamespace(capabilities=SimpleNamespace(results_have_ids=True))
 
 
 def turns_of(shown: Demonstration) -> list[dict[str, Any]]:
@@ -29,15 +25,15 @@ def turns_of(shown: Demonstration) -> list[dict[str, Any]]:
     starts = [at for at, message in enumerate(messages) if message["role"] == "assistant"]
     if not starts or starts[-1] != len(messages) - 1:
         raise ValueError("does not end with a message of the assistant")
-    call_ids = CallIds(cast(ChatRenderer, _WITH_IDS))
+    results_of = CallResults(have_ids=True)
     turns: list[dict[str, Any]] = []
     added = [_kept(message) for message in messages[: starts[0]]]
     for at, following in zip(starts, [*starts[1:], len(messages)], strict=True):
         message = messages[at]
         calls = [ToolCall.model_validate(c["function"]) for c in message.get("tool_calls", ())]
         ids = [f"{at}.{number}" for number in range(len(calls))]
-        call_ids.take(message, ids)
-        answers = call_ids.answered(messages[at + 1 : following], first=at + 2)
+        results_of.take(message, ids)
+        answers = results_of.answered(messages[at + 1 : following], first=at + 2)
         with naming(at + 1):
             _refuse_other_order(messages, answers, ids)
         results = [one["content"] for one in answers if one["role"] == "tool"]
