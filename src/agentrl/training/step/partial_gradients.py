@@ -54,9 +54,9 @@ def sum_partial_gradients(model: PreTrainedModel, mesh: Mesh) -> None:
     if differing:
         raise ConfigError(
             f"--tp_size {mesh.sizes.tp}: its processes get different gradients of weights that "
-            f"each of them has whole ({', '.join(differing[:2])}; {len(differing)} in all), and the "
-            f"plan of {type(model).__name__.removeprefix('FSDP')} does not say how they add up; "
-            "use data or context parallelism instead"
+            f"each has whole ({', '.join(differing[:2])}; {len(differing)} in all), and the plan "
+            f"of {type(model).__name__.removeprefix('FSDP')} does not say how they add up; use "
+            "data or context parallelism instead"
         )
 
 

@@ -28,6 +28,7 @@ from agentrl.training.attention import (
     IMPLEMENTATION,
     SHARED_IMPLEMENTATION,
     SharedPrefix,
+    longest_line,
     recorded_windows,
     why_no_trees,
 )
@@ -176,8 +177,8 @@ class _Probe:
     def _try(self, form: BatchForm, attention: str) -> Difference:
         """Compare a form with the reference. Raises `Unfit`."""
         model = self._model
-        if form is BatchForm.TREE and (reason := why_no_trees(model)):
-            raise Unfit(reason)
+        if form is BatchForm.TREE:
+            self._check_trees()
         forget_passes(model)  # of the form before
         reference = "eager" if self._can_choose else self._own_attention
         use_batch_form(model, BatchForm.PADDED, reference)
@@ -204,6 +205,18 @@ class _Probe:
         if not difference.within(self._tolerance):
             raise Unfit(str(difference))
         return difference
+
+    def _check_trees(self) -> None:
+        """Raise `Unfit` if the model can have no trees, or no lines as long as they may be."""
+        if reason := why_no_trees(self._model):
+            raise Unfit(reason)
+        longest = max(self._longest, self._compute.micro_batch_tokens or 0)
+        most = longest_line(self._model)
+        if most is not None and longest > most:
+            raise Unfit(
+                f"some layers scale queries by their place in the line beyond {most} tokens, and a "
+                f"line may have {longest} (--max_tokens, --micro_batch_tokens)"
+            )
 
     def _add_reference_gradient(self) -> Tensor:
         """Logprobs [N] of all rows, each by the model's own forward. Adds their gradient."""
