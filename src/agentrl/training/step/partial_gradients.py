@@ -106,15 +106,16 @@ def _with_own_units(model: PreTrainedModel, mesh: Mesh, tokens: Tensor) -> list[
             hook.remove()
     everywhere: list[dict[str, Tensor]] = [{}] * mesh.sizes.tp
     dist.all_gather_object(everywhere, got, group=mesh.tp_group)
+    first, *others = everywhere  # compared alike on all processes, which must decide alike
     return [
         module
         for name, module in modules.items()
-        if name in got and any(_differ(got[name], other[name]) for other in everywhere)
+        if name in got and any(_differ(first[name], other[name]) for other in others)
     ]
 
 
-def _differ(ours: Tensor, theirs: Tensor) -> bool:
-    return bool((ours - theirs).norm() > _SAME * ours.norm())
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return bool((one - other).norm() > _SAME * one.norm())
 
 
 @torch.no_grad()
