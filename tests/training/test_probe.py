@@ -63,6 +63,14 @@ def longrope() -> PreTrainedConfig:
     )  # fmt: skip
 
 
+def llama4(floor_scale: int) -> PreTrainedConfig:
+    """The second layer scales queries by their place in the line, from so many tokens on."""
+    return Llama4TextConfig(
+        **SIZES, head_dim=8, intermediate_size_mlp=48, num_local_experts=4,
+        attention_chunk_size=2000, no_rope_layers=[1, 0], floor_scale=floor_scale,
+    )  # fmt: skip
+
+
 TREE, PADDED, EQUAL = BatchForm.TREE, BatchForm.PADDED, BatchForm.EQUAL_LENGTHS
 # By name: the model, the form and attention that the probe finds, and why no better one.
 MODELS: dict[str, tuple[Callable[[], PreTrainedConfig], BatchForm, str, str]] = {
@@ -115,6 +123,9 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedConfig], BatchForm, str, str]] = 
             attention_chunk_size=200,
         ),
         PADDED, "sdpa", "200 tokens at most",
+    ),
+    "scaled_by_the_place_in_the_line": (
+        lambda: llama4(floor_scale=150), PADDED, "sdpa", "place in the line beyond 149 tokens"
     ),
     "linear_attention": (
         lambda: Qwen3_5TextConfig(
@@ -211,6 +222,14 @@ def test_a_model_is_trained_in_the_cheapest_form_that_gives_its_own_logprobs(nam
 
 def test_a_model_with_two_sets_of_frequencies_is_a_tree_if_no_row_needs_the_second() -> None:
     assert probed(prepared(longrope()), longest=100).form is TREE
+
+
+def test_a_model_that_scales_by_the_place_in_the_line_is_a_tree_if_no_line_is_so_long() -> None:
+    longest = max(400, COMPUTE.token_budget)
+    assert probed(prepared(llama4(longest + 1)), longest=400).form is TREE
+    long_lines = probed(prepared(llama4(longest)), longest=300)
+    assert long_lines.form is PADDED
+    assert f"a line may have {longest} (--max_tokens, --micro_batch_tokens)" in long_lines.sentence
 
 
 def test_frequencies_that_remember_the_longest_row_so_far_are_refused_with_the_number() -> None:

@@ -25,8 +25,11 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from transformers import (
+    ApertusConfig,
     AutoModelForTokenClassification,
+    Glm4MoeConfig,
     LlamaConfig,
+    PhiConfig,
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
@@ -133,6 +136,27 @@ def _qwen3_moe() -> PreTrainedModel:
     )  # fmt: skip
 
 
+# The plans of these leave out modules that each process of tensor parallelism has whole and applies
+# to its own heads or units.
+def _glm4_moe() -> PreTrainedModel:
+    return random_model(
+        Glm4MoeConfig(
+            **_SIZES, head_dim=8, use_qk_norm=True, n_routed_experts=4, num_experts_per_tok=2,
+            moe_intermediate_size=16, first_k_dense_replace=1, n_group=1, topk_group=1,
+        )
+    )  # fmt: skip
+
+
+def _phi() -> PreTrainedModel:
+    # All dimensions turn: a key's bias in another would have no gradient but rounding.
+    sizes = {**_SIZES, "num_key_value_heads": 4, "partial_rotary_factor": 1.0}
+    return random_model(PhiConfig(**sizes, qk_layernorm=True))
+
+
+def _apertus() -> PreTrainedModel:
+    return random_model(ApertusConfig(**_SIZES))
+
+
 def _critic(config: PreTrainedConfig) -> PreTrainedModel:
     """A critic of the same architecture, with opinions of its own from the start."""
     torch.manual_seed(4)
@@ -164,6 +188,10 @@ CASES = {
     "qwen2": Case(_qwen2, CHAINS, LossConfig()),
     "llama": Case(_llama, TREES),
     "qwen3_moe": Case(_qwen3_moe, TREES, gradient_checkpointing=True),
+    "glm4_moe": Case(_glm4_moe, TREES),
+    "phi": Case(_phi, TREES, gradient_checkpointing=True),
+    "apertus": Case(_apertus, TREES),
+    "phi_ppo": Case(_phi, TREES, PPO, critic=CRITIC),
     "offload": Case(tiny_model, TREES, gradient_checkpointing=True, offload=True),
     "offload_moe": Case(_qwen3_moe, CHAINS, gradient_checkpointing=True, offload=True),
     "lora": Case(tiny_model, TREES, gradient_checkpointing=True, lora=True),
@@ -234,6 +262,8 @@ def run(case: Case, mesh: Mesh) -> Outcome:
     if learner.critic is not None:
         critic = learner.critic.model.named_parameters()
         weights |= {f"critic.{name}": _whole(parameter) for name, parameter in critic}
+    for name, weight in weights.items():
+        assert _is_same_everywhere(weight), f"processes have different weights of {name}"
     return Outcome(statistics, gradients[0], weights, _logprobs(learner, mine))
 
 
@@ -260,16 +290,29 @@ def _whole(tensor: Tensor) -> Tensor:
     return whole.detach().clone()
 
 
+def _is_same_everywhere(whole: Tensor) -> bool:
+    """Whether all processes have the same values. Collective."""
+    first = whole.clone()
+    dist.broadcast(first, src=0)
+    differing = torch.tensor(int(not torch.equal(first, whole)))
+    dist.all_reduce(differing)
+    return not differing
+
+
 # Arrangements by number of processes: the flags, and the cases trained on it.
 _DENSE = ("chains", "trees", "qwen2", "llama")
 _ALL = (*_DENSE, "qwen3_moe")
 _MOE = ("qwen3_moe",)
+_FORGOTTEN = ("glm4_moe", "phi", "apertus", "phi_ppo")
 _WIDE = ("gspo", "kl_cov", "ppo", "dpo")
 ARRANGEMENTS: dict[int, dict[str, tuple[ParallelConfig, tuple[str, ...]]]] = {
     2: {
         "dp2": (ParallelConfig(), (*_ALL, *_WIDE)),
         "replicate2": (ParallelConfig(dp_replicate_size=2), ("trees", "untied")),
-        "tp2": (ParallelConfig(tp_size=2), (*_ALL, "ppo", "dpo", "offload", "entropy")),
+        "tp2": (
+            ParallelConfig(tp_size=2),
+            (*_ALL, *_FORGOTTEN, "ppo", "dpo", "offload", "entropy"),
+        ),
         "ulysses2": (ParallelConfig(cp_size=2), (*_ALL, *_WIDE, "offload", "lora", "dpo_lora")),
         "allgather2": (ParallelConfig(cp_size=2, cp_mode="allgather"), (*_ALL, "ppo")),
         "ep2": (ParallelConfig(ep_size=2), (*_MOE, "offload_moe")),

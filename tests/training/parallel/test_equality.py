@@ -28,7 +28,7 @@ def launch(processes: int, out: Path, *names: str) -> Path:
     """The folder of what so many processes make of their arrangements, or of those named."""
     log = out / "log"
     ranks = ForkedRanks(processes, log, [str(HERE / "parallel_worker.py"), str(out), *names])
-    assert ranks.wait(timeout=240) == 0, log.read_text()[-5000:]
+    assert ranks.wait(timeout=540) == 0, log.read_text()[-5000:]
     return out
 
 
@@ -47,8 +47,31 @@ def test_two_processes_that_share_matrices_lines_or_experts_train_what_one_train
         assert_equal(torch.load(tmp_path / f"{name}.pt"), name.split("-")[1])
 
 
+def test_two_processes_sum_the_gradients_of_weights_that_a_plan_forgot(tmp_path: Path) -> None:
+    cases = ("glm4_moe", "phi", "apertus", "phi_ppo")
+    launch(2, tmp_path, *(f"tp2-{case}" for case in cases))
+    for case in cases:
+        ours = torch.load(tmp_path / f"tp2-{case}.pt")
+        assert_equal(ours, case)
+        expected = alone(case)["gradients"]
+        largest = max(gradient.norm() for gradient in expected.values())
+        for name, gradient in expected.items():
+            difference = (ours["gradients"][name] - gradient).norm()
+            assert difference <= 1e-5 * (gradient.norm() + 1e-2 * largest), name
+
+
+def test_a_model_whose_processes_have_different_gradients_is_refused(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    ranks = ForkedRanks(2, log, [str(HERE / "refused_worker.py"), str(tmp_path)])
+    assert ranks.wait(timeout=100) == 0, log.read_text()[-5000:]
+    sentence = (tmp_path / "sentence").read_text()
+    assert "--tp_size 2: its processes get different gradients of weights" in sentence
+    assert "model.layers.0.self_attn.kv_a_proj_with_mqa.weight" in sentence
+    assert "use data or context parallelism instead" in sentence
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("processes", "arrangement", "case"),
     [

@@ -103,6 +103,18 @@ def why_no_trees(model: PreTrainedModel) -> str | None:
     return None
 
 
+def longest_line(model: PreTrainedModel) -> int | None:
+    """The most tokens of a line for which attention is the same wherever in it a row stands.
+
+    Llama 4 scales queries by their place in the line, not in the row, from `floor_scale` tokens on.
+    None: a line may be of any length.
+    """
+    text = model.config.get_text_config()
+    if getattr(text, "attn_temperature_tuning", False) and hasattr(text, "floor_scale"):
+        return int(text.floor_scale) - 1
+    return None
+
+
 @contextmanager
 def recorded_windows() -> Iterator[set[int]]:
     """Collect how many tokens the layers of models with tree attention may see, in the block.

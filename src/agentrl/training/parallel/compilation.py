@@ -5,11 +5,12 @@ which depends on the layout of each micro-batch, are not.
 """
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import nn
 
-from agentrl.configs import ConfigError
+from agentrl.configs import ComputeConfig, ConfigError
 
 
 def check_compiler(device: torch.device) -> None:
@@ -29,6 +30,12 @@ def compile_layers(layers: Iterable[nn.Module]) -> None:
     for layer in layers:
         # One graph for all lengths of micro-batches.
         layer.forward = torch.compile(layer.forward, dynamic=True)
+
+
+def uncompiled(compute: ComputeConfig) -> AbstractContextManager[object]:
+    """In the block compiled layers run as they are written."""
+    # Without --compile the compiler is not even imported.
+    return torch.compiler.set_stance("force_eager") if compute.compile else nullcontext()
 
 
 def _probe(values: torch.Tensor) -> torch.Tensor:

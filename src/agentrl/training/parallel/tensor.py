@@ -2,15 +2,19 @@
 
 transformers has a plan of row-wise and column-wise projections for each model. Its head gathers the
 logits; here each process keeps the logits of its part of the vocabulary, and `logprobs` reduces
-over the parts.
+over the parts. Which modules the plan forgot is found by `step.partial_gradients`.
 """
 
 from torch import nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.distributed.parallel_utils import ALL_PARALLEL_STYLES
 from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
 from agentrl.training.parallel.mesh import Mesh
+
+_PLANNED = "_is_hooked"  # transformers' mark of modules in a plan
 
 
 def apply_tensor_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
@@ -29,6 +33,36 @@ def apply_tensor_parallel(model: PreTrainedModel, mesh: Mesh) -> None:
     apply_tensor_parallelism(model, mesh.dense["tp"], plan)
     for name, source in tied.items():
         _set_parameter(model, name, model.get_parameter(source))
+
+
+def unplanned_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """By name, the modules that no plan mentions and that have weights of their own to train."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if not hasattr(module, _PLANNED)
+        and any(weight.requires_grad for weight in module.parameters(recurse=False))
+    }
+
+
+def whole_weights(model: nn.Module) -> dict[str, DTensor]:
+    """By name, the weights to train that every process of tensor parallelism has whole.
+
+    `model`: sharded; over data these weights may be.
+    """
+    return {
+        name: weight
+        for name, weight in model.named_parameters()
+        if weight.requires_grad
+        and isinstance(weight, DTensor)
+        and not {"tp", "ep"} & set(weight.device_mesh.mesh_dim_names or ())
+    }
+
+
+def sum_gradients(module: nn.Module, mesh: Mesh) -> None:
+    """From now on, sum the gradients of the module's own weights over `mesh.tp_group`, in place."""
+    ALL_PARALLEL_STYLES["replicated_with_grad_allreduce"].install_forward(module, mesh.dense["tp"])
+    setattr(module, _PLANNED, True)
 
 
 def _with_split_logits(model: PreTrainedModel, plan: dict[str, str]) -> dict[str, str]:

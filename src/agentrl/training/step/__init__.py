@@ -2,6 +2,7 @@
 
 learner.py      what learns: the policy with its optimizer and schedule, the critic
 probe.py        in which form of micro-batches a model is trained right, found at the start
+partial_gradients.py    gradients that a plan of tensor parallelism forgets to sum
 train_step.py   the step, top to bottom
 schedule.py     which forward and backward passes it takes, in which order
 passes.py       from the schedule to gradients

@@ -24,6 +24,7 @@ from agentrl.training.model.lora import has_adapter
 from agentrl.training.model.prepare import prepare_model
 from agentrl.training.model.value_loading import empty_value_model, fill_value_model
 from agentrl.training.parallel import Mesh, weights_are_finite
+from agentrl.training.parallel.compilation import uncompiled
 from agentrl.training.step.auxiliary import AuxiliaryModels
 from agentrl.training.step.critic import Critic
 from agentrl.training.step.culprits import NonFiniteGradient, find_culprits
@@ -35,6 +36,7 @@ from agentrl.training.step.optimizer import (
     make_scheduler,
     missing_moments,
 )
+from agentrl.training.step.partial_gradients import sum_partial_gradients
 from agentrl.training.step.preference_objective import PreferenceObjective
 from agentrl.training.step.probe import probe
 from agentrl.training.step.reference import Reference, ReferenceLogprobs, StoredReference
@@ -94,6 +96,8 @@ class Learner:
             if batch_form(model) is not BatchForm.TREE:
                 use_batch_form(value_model, batch_form(model), model.config._attn_implementation)
             _check_alike(model, value_model, "--critic_model_name_or_path")
+            with uncompiled(config.compute):
+                sum_partial_gradients(value_model, mesh)  # the probe does so for the policy
             self.critic = Critic(value_model, mesh, config.critic, config.optimizer, total_steps)
             total_steps -= config.critic.critic_warmup_steps
         self.optimizer = make_optimizer(model, config.optimizer)

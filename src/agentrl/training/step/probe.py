@@ -12,7 +12,7 @@ A model that agrees in none is refused. So no list of architectures is needed.
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,12 +22,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from agentrl.configs import ComputeConfig
+from agentrl.configs import ComputeConfig, ConfigError
 from agentrl.databases.token_tree import TokenTree
 from agentrl.training.attention import (
     IMPLEMENTATION,
     SHARED_IMPLEMENTATION,
     SharedPrefix,
+    longest_line,
     recorded_windows,
     why_no_trees,
 )
@@ -38,6 +39,8 @@ from agentrl.training.model.logprobs import token_logprobs
 from agentrl.training.model.softmax import picked_logprobs
 from agentrl.training.parallel import Mesh, grad_norms
 from agentrl.training.parallel.agreement import process_lost
+from agentrl.training.parallel.compilation import uncompiled
+from agentrl.training.step.partial_gradients import sum_partial_gradients
 from agentrl.training.step.schedule import Schedule, forget_passes, make_schedule, run_schedule
 
 PREFIX, BRANCHES, SHORT = 40, (24, 20, 16), 12  # tokens of three siblings, and of another row
@@ -118,7 +121,7 @@ def probe(
     `model`: prepared by `prepare_model`, with its weights. `longest`: tokens of the longest row
     that may come. `trees`: try trees, and every attention that the model supports; otherwise only
     the attention that the model has. Gradients are reset. Collective, with the same verdict on all
-    ranks.
+    ranks. Raises `ConfigError` as `sum_partial_gradients` does, which is called.
     """
     return _Probe(model, mesh, compute, longest).verdict(trees=trees)
 
@@ -174,12 +177,14 @@ class _Probe:
     def _try(self, form: BatchForm, attention: str) -> Difference:
         """Compare a form with the reference. Raises `Unfit`."""
         model = self._model
-        if form is BatchForm.TREE and (reason := why_no_trees(model)):
-            raise Unfit(reason)
+        if form is BatchForm.TREE:
+            self._check_trees()
         forget_passes(model)  # of the form before
         reference = "eager" if self._can_choose else self._own_attention
         use_batch_form(model, BatchForm.PADDED, reference)
-        with self._uncompiled():
+        with uncompiled(self._compute):
+            # The reference is divided over the processes too: it would not show their differences.
+            sum_partial_gradients(model, self._mesh)
             own = self._add_reference_gradient()
             # Before forwards without a gradient, after which FSDP keeps whole parameters, which
             # have none.
@@ -200,6 +205,18 @@ class _Probe:
         if not difference.within(self._tolerance):
             raise Unfit(str(difference))
         return difference
+
+    def _check_trees(self) -> None:
+        """Raise `Unfit` if the model can have no trees, or no lines as long as they may be."""
+        if reason := why_no_trees(self._model):
+            raise Unfit(reason)
+        longest = max(self._longest, self._compute.micro_batch_tokens or 0)
+        most = longest_line(self._model)
+        if most is not None and longest > most:
+            raise Unfit(
+                f"some layers scale queries by their place in the line beyond {most} tokens, and a "
+                f"line may have {longest} (--max_tokens, --micro_batch_tokens)"
+            )
 
     def _add_reference_gradient(self) -> Tensor:
         """Logprobs [N] of all rows, each by the model's own forward. Adds their gradient."""
@@ -303,10 +320,6 @@ class _Probe:
         )  # fmt: skip
         return found.view(targets.shape)
 
-    def _uncompiled(self) -> AbstractContextManager[object]:
-        # Without --compile the compiler is not even imported.
-        return torch.compiler.set_stance("force_eager") if self._compute.compile else nullcontext()
-
     def _gradient_norms(self) -> Tensor:
         """The norm of each parameter's gradient, [parameters] float64 on the CPU. Collective."""
         return grad_norms([[parameter] for parameter in self._model.parameters()])
@@ -323,7 +336,7 @@ def _reasons() -> Iterator[None]:
     """Convert what a model raises in the block, on all ranks alike, to `Unfit`."""
     try:
         yield
-    except (Unfit, torch.OutOfMemoryError):
+    except (Unfit, ConfigError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         if isinstance(error, RuntimeError) and process_lost(error):
