@@ -47,6 +47,7 @@ def test_two_processes_that_share_matrices_lines_or_experts_train_what_one_train
         assert_equal(torch.load(tmp_path / f"{name}.pt"), name.split("-")[1])
 
 
+@pytest.mark.slow
 def test_two_processes_sum_the_gradients_of_weights_that_a_plan_forgot(tmp_path: Path) -> None:
     cases = ("glm4_moe", "phi", "apertus", "phi_ppo")
     launch(2, tmp_path, *(f"tp2-{case}" for case in cases))
@@ -60,6 +61,7 @@ def test_two_processes_sum_the_gradients_of_weights_that_a_plan_forgot(tmp_path:
             assert difference <= 1e-5 * (gradient.norm() + 1e-2 * largest), name
 
 
+@pytest.mark.slow
 def test_a_model_whose_processes_have_different_gradients_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "log"
     ranks = ForkedRanks(2, log, [str(HERE / "refused_worker.py"), str(tmp_path)])
