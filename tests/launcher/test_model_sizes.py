@@ -28,6 +28,7 @@ SIZES: dict[str, tuple[dict[str, Any], tuple[int, int, int, int, int]]] = {
     "bloom": ({}, (4, 4, 128, 0, 1)),
     "mamba2": ({"num_heads": 4, "head_dim": 16}, (0, 0, 128, 0, 1)),
     "qwen3_5_moe_text": ({"num_experts_per_tok": 2}, (4, 2, 0, 4, 2)),
+    "aria_text": ({"moe_num_experts": 4, "moe_topk": 2}, (4, 2, 48, 4, 2)),
     "gemma4_text": (EXPERTS, (4, 2, 48, 4, 2)),
 }
 

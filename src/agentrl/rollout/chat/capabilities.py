@@ -168,11 +168,10 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
         raise ValueError("the chat template does not write a question and a turn as they are")
     called = [_try(apply, [user, call], None, False) for call in calls]
     with_tools = _try(apply, [user], [_TOOL])
-    turns = [turn for turn in (*calls, answer) if _RESULT in _try(apply, [user, turn, result])]
-    with_id, with_other_id = (
-        [_try(apply, [user, turn, told]) for turn in turns]
-        for told in (result, {**result, "tool_call_id": _OTHER_ID})
-    )
+    answered = [(turn, _try(apply, [user, turn, result])) for turn in (*calls, answer)]
+    answered = [(turn, text) for turn, text in answered if _RESULT in text]
+    turns = [turn for turn, _ in answered]
+    other = {**result, "tool_call_id": _OTHER_ID}
     # The probe of a turn with calls is found by the name of its tool, which follows the thought.
     marks, shows_thoughts = find_thought_marks(
         render, codec, user, {_TURN: answer, _NAME: calls[0]}
@@ -208,7 +207,7 @@ def probe_capabilities(apply: Apply, codec: EscapingCodec) -> TemplateCapabiliti
         thought_marks=marks,
         frame=find_frame(codec, prompt, whole, _TURN, [text for text, _ in ends]),
         named_by_id=bool(turns) and any(_CALL_ID in text and _NAME not in text for text in called),
-        results_have_ids=with_id != with_other_id,
+        results_have_ids=any(_try(apply, [user, turn, other]) != text for turn, text in answered),
         turn_ends=tuple(dict.fromkeys(ends)),
     )
 

@@ -103,7 +103,7 @@ def why_no_trees(model: PreTrainedModel) -> str | None:
     return None
 
 
-def longest_line(model: PreTrainedModel) -> int | None:
+def line_limit(model: PreTrainedModel) -> int | None:
     """The most tokens of a line for which attention is the same wherever in it a row stands.
 
     Llama 4 scales queries by their place in the line, not in the row, from `floor_scale` tokens on.

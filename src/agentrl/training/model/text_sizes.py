@@ -9,7 +9,7 @@ from typing import Self
 from transformers import PreTrainedConfig
 
 _FEED_FORWARD = ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner")
-_EXPERTS = ("num_experts", "num_local_experts")
+_EXPERTS = ("num_experts", "num_local_experts", "moe_num_experts")
 _OF_A_TOKEN = ("num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k")
 
 

@@ -28,7 +28,7 @@ from agentrl.training.attention import (
     IMPLEMENTATION,
     SHARED_IMPLEMENTATION,
     SharedPrefix,
-    longest_line,
+    line_limit,
     recorded_windows,
     why_no_trees,
 )
@@ -211,7 +211,7 @@ class _Probe:
         if reason := why_no_trees(self._model):
             raise Unfit(reason)
         longest = max(self._longest, self._compute.micro_batch_tokens or 0)
-        most = longest_line(self._model)
+        most = line_limit(self._model)
         if most is not None and longest > most:
             raise Unfit(
                 f"some layers scale queries by their place in the line beyond {most} tokens, and a "
